@@ -49,9 +49,9 @@ scales and packed words; *parameters* are those before quantisation; what a run 
 A format or a key outside of this is exit code 3 with its name, and no number; so is a tied head that no list leaves
 out. What no key says is stated as assumed: the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros of
 AutoGPTQ, the dtype of shapes of packed matrices. JSON descriptions of bitsandbytes' nested maxima contain a number from
-the weights; their size is open. Modules for further tokens (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5
-and 4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and in the
-first three copies of the tables.
+the weights; their size is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2,
+GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and
+in the first three copies of the tables.
 
 ## Headers against the layout
 
@@ -65,7 +65,7 @@ Shards may end after their headers. These differences have a known cause, named 
 | biases of zeros | a bias of a packed layer that the model does not have; AutoGPTQ writes it, GPTQModel does not |
 | the group of each column | `g_idx`, `weight_g_idx` of a packed layer |
 | another dtype of scales, zero points, shapes | same name, same shape |
-| modules for further tokens | names after the last layer that the configuration counts, or below `mtp.` |
+| MTP modules | names after the last layer that the configuration counts, or below `mtp.` |
 | a copy of a tied tensor | the name and shape of a tied parameter |
 | rotary frequencies; tensors that the class ignores | `rotary_emb.inv_freq`; patterns of the class in transformers |
 

@@ -1,14 +1,14 @@
 """The promise itself: presets and random workloads of the published configuration, counted three ways.
 
-Widths, experts and page sizes are the published ones. The default preset has all layers; the others have three of every
-part, so that each kind is there. ``pytest tests/test_every_workload.py --thorough --workloads 100`` takes every preset,
-all layers, and as many random workloads. The comparison is made twice, by ``compare`` and, independently of it, by
-adding up the raw ledgers here.
+Widths, experts and page sizes are the published ones, with three layers of every part, so that each kind is there.
+``pytest tests/test_every_workload.py --thorough --workloads 100`` takes every preset, all layers, and as many random
+workloads. The comparison is made twice, by ``compare`` and, independently of it, by adding up the raw ledgers here.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.models.families.deepseek_ocr.config import DEFAULT_PRESET, PRESETS, make_workload
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.parametric.targets import evaluate_formulas
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 
@@ -58,6 +59,8 @@ def drawn(seed: int) -> dict[str, Any]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Presets, and as many random workloads as asked for."""
+    if "name" not in metafunc.fixturenames:
+        return
     seeds = range(metafunc.config.getoption("--workloads"))
     cases = {name: {"preset": name} for name in PRESETS} | {f"random-{seed}": drawn(seed) for seed in seeds}
     alike = {*PRESETS} - {DEFAULT_PRESET}  # they run as the default does, at other sizes or without a part of it
@@ -68,8 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.usefixtures("one_process")
 def test_the_three_counts_are_one(name: str, settings: dict[str, Any], request: pytest.FixtureRequest) -> None:
     thorough = request.config.getoption("--thorough")
-    whole = name == DEFAULT_PRESET or thorough
-    target = DeepseekOcr() if whole else DeepseekOcr(DeepseekOcr().first_layers(3)[0])
+    target = DeepseekOcr() if thorough else DeepseekOcr(DeepseekOcr().first_layers(3)[0])
     found = count_sources(Prepared(target, make_workload(**settings)))
     capture = found.capture
     assert found.verdict in ("exact", "explained")
@@ -84,16 +86,25 @@ def test_the_three_counts_are_one(name: str, settings: dict[str, Any], request: 
     assert capture.trace_check is not None
     assert capture.trace_check.differences == ()
     sums = {source: added_up(capture, source) for source in ("analytic", "static", "dynamic")}
-    assert len(sums["analytic"]) > (300 if whole else 100)
+    assert len(sums["analytic"]) > (300 if thorough else 100)
     assert sums["analytic"] == sums["static"] == sums["dynamic"]
-    if name == DEFAULT_PRESET:
+    if name == DEFAULT_PRESET and thorough:
         shown = [line.rstrip() for line in found.render("summary").splitlines()]
         assert "\n".join(shown).strip() in (ROOT / "README.md").read_text()
         drawn = found.render("graph-mmd")
         assert len([line for line in drawn.splitlines() if '["' in line]) <= 60
         if request.config.getoption("--update-goldens"):
             PICTURE.write_text(drawn, encoding="utf-8")
-        assert drawn == PICTURE.read_text(encoding="utf-8"), "pytest --update-goldens draws it anew"
+        assert drawn == PICTURE.read_text(encoding="utf-8"), "pytest --thorough --update-goldens draws it anew"
+
+
+def test_the_table_of_the_readme_has_the_totals_of_the_formulas() -> None:
+    """All layers; that the graph and the run have as much is thorough, as they are the same layers over again."""
+    table = (ROOT / "README.md").read_text(encoding="utf-8")
+    ledger = evaluate_formulas(DeepseekOcr(), make_workload(preset=DEFAULT_PRESET))
+    for stage in ("sam", "clip", "projector", "prefill", "decode"):
+        params, flops = (ledger.stage_total(stage, metric) for metric in ("params", "flops"))
+        assert re.search(rf"^ {stage} +{params:,} .*FLOP( +{flops:,}){{3}} ", table, flags=re.MULTILINE), stage
 
 
 def added_up(capture: Capture, source: str) -> dict[tuple[str, ...], int]:

@@ -101,7 +101,7 @@ _LAZY: Final = {
     "run.sweep": "sweep",
     "views.frames": "frame",
 }
-"""Module below ``costproof`` -> the names of the API in it, which are imported when first used."""
+"""Names of the API that are imported when first used, by their module below ``costproof``."""
 _MODULE_OF: Final = {name: module for module, names in _LAZY.items() for name in names.split()}
 
 __version__ = VERSION
@@ -151,7 +151,7 @@ def workloads(target: str) -> tuple[NamedWorkload, ...]:
 
 
 def stages(target: str, *, config: Path_ | None = None) -> tuple[str, ...]:
-    """Return the stages of a target in order."""
+    """Return the names of a target's stages in order."""
     from costproof.models.registry import load_target
     from costproof.run.count_lock import count_lock
 
@@ -209,7 +209,7 @@ def compare(capture: Capture | Path_, *, on: Path_ | Device | None = None) -> Re
 
 
 def render(capture: Capture | Path_, format: str, *, on: Path_ | Device | None = None) -> str:  # noqa: A002  (its option)
-    """Return a capture in a format such as ``"static-md"``; ``costproof.formats()`` lists them."""
+    """Return the text of a capture in a format such as ``"static-md"``; ``costproof.formats()`` lists the formats."""
     return compare(capture, on=on).render(format)
 
 

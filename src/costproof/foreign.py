@@ -34,24 +34,24 @@ _REPLACED: Final = ("_exit", "execv", "execve", "abort")
 _ADVICE: Final = "uninstall it, or ask its authors; COSTPROOF_DEBUG=1 shows the traceback"
 
 _signals, _last = 0, "Ctrl-C"
-"""How many signals have interrupted this process, and the name of the last one."""
+"""Number of signals that have interrupted this process, and the name of the last one."""
 _putting_back = False
 _command = False
-"""Whether this process is a command of ours, or a child that works for one: its streams are ours as well."""
+"""Whether this process is a costproof command or its worker, whose standard streams belong to costproof too."""
 _kept_open: list[int] = []
-"""Copies of stdin, stdout and stderr: a process that foreign code forks must not hold them open."""
+"""Duplicates of stdin, stdout and stderr, which processes forked by foreign code must close."""
 _own_files: WeakSet[Any] = WeakSet()
-"""Pipes, sockets and files that this process works with: foreign code closes none of them, and forks let go of them."""
+"""Open pipes, sockets and files of costproof, which foreign code cannot close and which forked processes release."""
 _owners: dict[str, str] = {}
-"""Files and folders of plug-ins that were loaded -> the plug-in, with its distribution."""
+"""Plug-ins that were loaded, with their distribution, by the files and folders that belong to them."""
 _skipped: dict[str, BadInput] = {}
 """Plug-ins that cannot be used and that the command ignores, by error message."""
 _lock = threading.RLock()
-"""Streams and state belong to all threads: one of them runs foreign code at a time."""
+"""Lock that lets one thread at a time run foreign code, since all threads share the streams and the state."""
 
 
 def interrupt(name: str) -> None:
-    """Raise ``KeyboardInterrupt`` for a signal, so that it differs from one that foreign code raises.
+    """Raise ``KeyboardInterrupt`` for a signal, recorded so that it differs from one that foreign code raises.
 
     While the state of the process is put back, it is raised at the end of that.
     """
@@ -63,7 +63,7 @@ def interrupt(name: str) -> None:
 
 @contextmanager
 def as_command() -> Iterator[None]:
-    """Guard all foreign code that this process runs in the block, as :func:`running` does."""
+    """Guard all calls into foreign code that this process makes in the block, as :func:`running` does."""
     global _command
     before, _command = _command, True
     _skipped.clear()  # of an earlier command of this process, as are the owners
@@ -139,7 +139,7 @@ def contained(
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """Run code that calls foreign code, such as a module's forward, in the block; its exceptions pass through.
+    """Run a block that calls foreign code, such as a module's forward; exceptions of that code pass through.
 
     Within :func:`as_command` prints go to stderr, and no function of :mod:`os` ends the process.
 
@@ -201,7 +201,7 @@ def _ended(what: str, error: BaseException) -> BadInput:
 
 
 class _Converted:
-    """Context of a call into foreign code while another thread guards the process: it converts exceptions only."""
+    """Context of a call into foreign code while another thread guards the process: catches exceptions only."""
 
     def __init__(self) -> None:
         self.failed: BaseException | None = None
@@ -224,7 +224,7 @@ class _Block:
         self._undo = ExitStack()
         self.failed: BaseException | None = None
         self.replaced: list[str] = []
-        """Functions of torch, hooks of all modules."""
+        """Functions of torch, and hooks for all modules, that the foreign code replaced."""
         self.left: list[str] = []
         """Names of state that could not be restored."""
 
@@ -280,7 +280,7 @@ _PACKAGES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib
 
 
 def _is_standard(file: str) -> bool:
-    """Return whether a file belongs to Python itself or to a package that replaces a part of it."""
+    """Return whether a file belongs to Python itself or to a package that replaces a module of Python."""
     if f"{os.sep}importlib_metadata{os.sep}" in file:
         return True
     return file.startswith(_STANDARD) and not file.startswith(os.path.join(_STANDARD, "site-packages"))
@@ -361,7 +361,7 @@ def _lent(stream: Any) -> io.TextIOWrapper:
 
 
 def original(stream: Any) -> Any:
-    """Return the stream of this process behind one that was given to foreign code; other streams unchanged."""
+    """Return the stream of this process that a redirected stream wraps; return other streams unchanged."""
     with suppress(AttributeError, ValueError):  # it may have been closed or detached
         return original(stream.buffer.raw.stream)
     return stream
@@ -369,7 +369,7 @@ def original(stream: Any) -> Any:
 
 @contextmanager
 def _replaced(process: int) -> Iterator[None]:
-    """While the block runs, make functions that end the process raise ``SystemExit``, and protect our own files.
+    """Make functions that end the process raise ``SystemExit`` while the block runs, and protect costproof's files.
 
     Forks end as they want.
     """

@@ -32,7 +32,7 @@ class Plugin(Generic[T]):
 
     name: str
     what: str
-    """In one line; of another distribution's, the place of the code."""
+    """One line of description; for a plug-in of another distribution, where its code is."""
     load: Callable[[], T]
     """Function that imports and returns the object; called on first use."""
     owner: str = OURS
@@ -62,14 +62,14 @@ class Registry(Generic[T]):
     """All registered objects of one kind, by name."""
 
     kind: str
-    """In the plural; the entry points' group is ``costproof.KIND``."""
+    """Name of the kind in the plural; the entry point group is ``costproof.KIND``."""
     one: str
-    """One of them, for messages: ``counter``."""
+    """Name of the kind in the singular, for messages: ``counter``."""
     ours: tuple[Plugin[T], ...]
     instance: type | None = None
     """Type of which each object must be an instance; not checked if ``None``."""
     command: str = ""
-    """The command that lists them, for messages."""
+    """The command that lists the objects, for messages."""
     checked: Callable[[Any, Plugin[Any]], Any] | None = None
     """Function that validates an object of another distribution and returns the usable form; raises BadInput."""
 
@@ -169,7 +169,7 @@ def _raising(error: BadInput) -> Callable[[], Any]:
 
 
 def _own(point: EntryPoint, owner: str) -> None:
-    """Record the source files of a plug-in's package as code of the plug-in."""
+    """Record that the source files of a package belong to the plug-in that the package provides."""
     module = sys.modules.get(point.module.partition(".")[0])
     file = getattr(module, "__file__", None)
     if file is not None:

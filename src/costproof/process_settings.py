@@ -37,19 +37,19 @@ _OF_SYS: Final = (
     *("excepthook", "displayhook", "unraisablehook", "breakpointhook"),
     *("argv", "path", "meta_path", "path_hooks", "path_importer_cache", "modules", "dont_write_bytecode"),
 )
-"""Names of :mod:`sys` whose values belong to who runs the program."""
+"""Names of :mod:`sys` whose values the calling program may have set: streams, hooks, arguments, import paths."""
 _PRECISIONS: Final = (
     ("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
     ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
 )  # fmt: skip
-"""Backends and operations that have a precision of float32 of their own, the general ones first."""
+"""Backends and operations for which torch has a float32 precision setting, general ones first."""
 _REDUCED: Final = (
     "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation",
 )  # fmt: skip
-"""Attributes of products on GPUs that let sums be less precise."""
+"""Attributes of ``torch.backends.cuda.matmul`` that allow less precise accumulation in matrix products."""
 _WORD: Final = ctypes.sizeof(ctypes.c_void_p)
 _GLOBAL_HOOKS: Final = "torch.nn.modules.module"
-"""torch and TorchLens put functions of their own in the place of others."""
+"""Module with the hooks for all torch modules, whose functions torch and TorchLens replace themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class ProcessSetting:
     get: Callable[[], Any]
     put: Callable[[Any], object]
     same: Callable[[Any, Any], bool] | None = operator.eq
-    """Compares a value of before with one of now; ``None`` for random numbers, which are put back always."""
+    """Compares the saved with the current value; ``None`` for random number states, which are always restored."""
     of_thread: bool = False
     counted: bool = False
-    """Whether code that changes it changes what a module computes."""
+    """Whether a change of this setting can change the results of a module."""
 
     def read(self) -> Any:
         """Return the value, or a sentinel if it cannot be read or its library is not imported."""
@@ -106,7 +106,7 @@ def _folder() -> str | None:
 
 
 def _umask() -> int:
-    """Return the file mode creation mask; on Linux without setting it, elsewhere it is set for a moment."""
+    """Return the file mode creation mask, where possible without setting it for a moment."""
     with suppress(OSError, ValueError), open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):
@@ -126,7 +126,7 @@ def _set_environment(before: dict[str, str]) -> None:
 
 
 def _set_finders(before: list[Any]) -> None:
-    """Restore the module finders; finders added by libraries, such as six, are kept behind them."""
+    """Restore the module finders; finders added by libraries, such as six, are kept after them."""
     added = [finder for finder in sys.meta_path if finder not in before and _is_library(finder)]
     sys.meta_path[:] = [*before, *added]
 
@@ -373,7 +373,7 @@ def _autocast(torch: Any, device: str) -> ProcessSetting:
 
 
 def _global_hooks() -> list[Any]:
-    """Return torch's global module hooks as lists of entries, with the flag that belongs to them."""
+    """Return torch's global module hooks as lists of entries, with torch's flag for such hooks."""
     held = vars(sys.modules[_GLOBAL_HOOKS])
     return [
         (name, list(value.items()) if isinstance(value, dict) else value)
@@ -398,11 +398,11 @@ def _denormals(torch: Any) -> ProcessSetting:
 
 
 _guards: Final[list[Any]] = []
-"""Guards that keep a thread in or out of inference mode after an interrupt discarded the block that did."""
+"""Inference mode guards that keep a thread in the saved mode after an interrupt discarded the block that set it."""
 
 
 def indexed_as_sequence(torch: Any) -> bool:
-    """Return whether C code takes a tensor for a sequence, as it does once ``Tensor.__getitem__`` was replaced.
+    """Return whether C code treats tensors as sequences, as it does once ``Tensor.__getitem__`` was replaced.
 
     ``torch.tensor([scalar_tensor])`` then fails with "len() of a 0-d tensor", also after the method is restored:
     CPython fills the slot ``sq_item`` for a method in Python and does not empty it again.
@@ -412,7 +412,7 @@ def indexed_as_sequence(torch: Any) -> bool:
 
 
 def index_as_sequence(torch: Any, on: bool) -> None:
-    """Empty the slot ``sq_item`` of ``torch.Tensor`` unless ``on``; the mapping slot does all indexing."""
+    """Empty the slot ``sq_item`` of ``torch.Tensor`` unless ``on``, so that all indexing uses the mapping slot."""
     slot = _sequence_slot(torch.Tensor)
     if slot is not None and not on:
         slot.value = None

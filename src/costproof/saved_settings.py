@@ -1,4 +1,4 @@
-"""Save process settings, and functions of Python and torch; restore those that foreign code changed."""
+"""Save process settings and the functions of Python and torch, and restore those that foreign code changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from costproof.process_settings import UNKNOWN, process_settings
 _WITH_CLASSES: Final = frozenset(
     ("contextlib", "json.decoder", "json.encoder", "logging", "pathlib", "subprocess", "tempfile", "threading")
 )
-"""Modules of Python whose classes write the files and start the processes of a command, with methods in Python."""
+"""Python modules whose classes a command needs to write files and start processes."""
 _BUILTINS: Final = vars(builtins)
 _OF_OS: Final = vars(os)
 _TORCH: Final = "torch"
@@ -33,7 +33,7 @@ class SavedSettings:
         self._before = [(setting, setting.read()) for setting in settings]
 
     def put_back_builtins(self) -> None:
-        """Restore built-in functions and :mod:`os` without calling any, since all else needs them."""
+        """Restore built-in functions and :mod:`os` without any function call, since other restoring code needs them."""
         _BUILTINS.update(self._builtins)
         _OF_OS.update(self._os)
 
@@ -136,13 +136,13 @@ def is_code(value: Any) -> bool:
 
 
 _known: Final[dict[int, Namespace]] = {}
-"""By the id of the module or class."""
+"""The last snapshot of each module or class, by its ``id``."""
 _python: tuple[int, tuple[Any, ...]] = (0, ())
-"""How many modules there were, and those of Python among them, with classes."""
+"""The length of ``sys.modules`` at the last search, and the modules and classes of Python that it found."""
 
 
 def _places_of_python() -> tuple[Any, ...]:
-    """Return the loaded modules of the standard library, and the classes that a command needs."""
+    """Return the loaded modules of the standard library, and the classes that a command needs to write files."""
     global _python
     if _python[0] != len(sys.modules):
         modules = [

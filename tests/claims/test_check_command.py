@@ -183,6 +183,7 @@ def test_check_needs_no_torch() -> None:
     assert not _imported(code) & {"torch", "transformers", "torchlens", "pandas"}
 
 
+@pytest.mark.usefixtures("one_process")
 def test_against_a_capture_with_the_mistakes_of_its_target(tmp_path: Path) -> None:
     """A capture read from a file names its target; what is known of that target's towers is found by the name."""
     (tmp_path / "small.json").write_text(json.dumps(shallow_config().native()))

@@ -27,6 +27,7 @@ WORDS = {
     r"(?<!there )\b(is|are|was|were) no (?!longer\b)\w+": "is not a …",
     "spelling": "variant",
     r"mend(s|ed|ing)?": "fix",
+    r"behind (a|its|the) (past|cache|prefix)|modules? for further tokens": "after cached tokens; MTP module",
 }
 """What is not written -> what is."""
 

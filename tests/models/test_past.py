@@ -268,7 +268,7 @@ def test_no_past_is_the_same_run() -> None:
 def test_reports_say_the_past() -> None:
     work = SMALL.workload(text_tokens=5, past=7, new_tokens=0)
     assert "a past of 7 tokens in the cache" in counted_line(SMALL.info(), work)
-    assert workload_line(work).startswith("5 text tokens behind 7 tokens in the cache")
+    assert workload_line(work).startswith("5 text tokens after 7 tokens in the cache")
 
 
 @pytest.mark.parametrize(

@@ -614,7 +614,7 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
     ("deepseek-v2", _LATENT, {"tp": 4, "rank": 3, "batch": 2}),
     ("qwen3-moe", _MIXED, {"tp": 4, "ep": 4, "experts": "batched_mm", "dp": 2, "batch": 3}),
     ("qwen3-moe", _MIXED, {"dp": 4, "ep": 2, "batch": 7, "rank": 2}),  # the last two ranks have 2 sequences and 1
-    ("deepseek-v2", _LATENT, {"tp": 2, "dp": 2, "ep": 4, "batch": 4, "rank": 2}),
+    ("deepseek-v2", {**_LATENT, "layers": 1, "dense_layers": 0}, {"tp": 2, "dp": 2, "ep": 4, "batch": 4, "rank": 2}),
     (
         "deepseek-v2",
         _LATENT,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.parametric.concolic import BranchCondition, SizeExpr
-from costproof.parametric.path_conditions import PathCondition, branch_limit
+from costproof.parametric.concolic import BranchCondition, PathCondition, SizeExpr, branch_limit
 
 X: SizeExpr = ("var", "x")
 LINE: SizeExpr = ("+", ("*", X, ("int", 3)), ("int", -20))

@@ -21,15 +21,19 @@ from costproof.ledger.mesh import Mesh, Schedule
 from costproof.models import cache_dtype
 from costproof.models import settings as settings_module
 from costproof.models.families.llama import Llama
-from costproof.parametric.memory_checks import _in_use, graph_recounts
+from costproof.models.families.mistral import Mistral
+from costproof.parametric.cache_checks import _in_use
+from costproof.parametric.memory_checks import graph_recounts
 from costproof.parametric.time_checks import run_schedule
 from costproof.run.capture import _padding
 
 settings: Any = settings_module
 estimate_module: Any = importlib.import_module("costproof.estimate.roofline")
 fits_module: Any = importlib.import_module("costproof.run.fits")
+memory_module: Any = importlib.import_module("costproof.estimate.memory")
 peaks_module: Any = importlib.import_module("costproof.run.peaks")
 roofline_module: Any = importlib.import_module("costproof.run.roofline")
+routing_module: Any = importlib.import_module("costproof.estimate.routing")
 stored_module: Any = importlib.import_module("costproof.run.stored")
 
 
@@ -72,6 +76,25 @@ def _after(owner: Any, name: str, change: Callable[[Any], Any]) -> tuple[Any, st
 
 
 PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
+    "masks of two bytes for three": ((memory_module, "_MASK_BYTES", "(2*b + 4)*"), _fits(LLAMA)),
+    "T for P": ((memory_module, "_PREFIXES", "kMGPT"), _fits(LLAMA, "3TB")),
+    "a window cached without its last token": (
+        _after(Mistral, "blocked_cache", lambda of: replace(
+            of, groups=tuple(replace(group, window=group.window - 1) for group in of.groups))),
+        _fits(MISTRAL),
+    ),
+    "kept FLOPs of all scores": (
+        _after(roofline_module, "bounds",
+               lambda of: (replace(of[0], modules=replace(of[0].modules, kept=of[0].modules.flops)), *of[1:])),
+        _roofline(LLAMA),
+    ),
+    "no time of what is skipped": (
+        _after(roofline_module, "bounds", lambda of: (of[0], tuple(replace(s, full=None) for s in of[1]), of[2])),
+        _roofline(OSS),
+    ),
+    "experts of all tokens but one": (
+        _after(routing_module, "uniform_text", lambda text: f"{text}**2"), _roofline(OSS, routing="uniform"),
+    ),
     "a send to the rank before": (
         _after(Mesh, "ranks_of", lambda ranks: (ranks[0], 3) if len(ranks) == 2 else ranks),
         _roofline("llama-3.1-8b@chat,text_tokens=12,layers=4,pp=4"),

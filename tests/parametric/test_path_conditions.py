@@ -8,8 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from costproof.parametric.concolic import BranchCondition
-from costproof.parametric.path_conditions import PathCondition, merge_paths
+from costproof.parametric.concolic import BranchCondition, PathCondition, merge_paths
 
 NAMES = ("a", "b", "c", "d")
 

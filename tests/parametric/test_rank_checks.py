@@ -209,7 +209,7 @@ def test_memory_without_a_reserve_and_the_meshes_that_are_tried() -> None:
     fits = replace(both, verdict="fits")
 
     def wrong(whole: int = 80 * 10**9, reserve: str = "0.1", **changed: Any) -> int:
-        again = room_recounts(replace(found, **changed), whole, reserve)
+        again = room_recounts(replace(found, **changed), whole, whole, reserve)
         return sum(x.found != x.again for x in again)
 
     assert wrong() == wrong(count=2, tried=(one, two, fits)) == 0

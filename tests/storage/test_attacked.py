@@ -287,7 +287,7 @@ def test_experts_of_an_unknown_layout_are_an_assumption(tmp_path: Path) -> None:
 
 
 def test_what_no_key_states_of_a_checkpoint_is_said(tmp_path: Path) -> None:
-    """Kimi-K2 has no module for further tokens, Flan-T5 a head of its own; neither is what the class makes of it."""
+    """Kimi-K2 has no MTP module, Flan-T5 a head of its own; neither is what the class makes of it."""
     file = tmp_path / "config.json"
     latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
     routed = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
@@ -298,7 +298,7 @@ def test_what_no_key_states_of_a_checkpoint_is_said(tmp_path: Path) -> None:
     }  # fmt: skip
     for modules, left in (
         (0, []),
-        (2, ["2 modules for further tokens (num_nextn_predict_layers), which --mtp counts"]),
+        (2, ["2 MTP modules (num_nextn_predict_layers), which --mtp counts"]),
     ):
         file.write_text(json.dumps({**deepseek, "num_nextn_predict_layers": modules}), encoding="utf-8")
         found = stored(f"hf:{file}")
@@ -308,7 +308,7 @@ def test_what_no_key_states_of_a_checkpoint_is_said(tmp_path: Path) -> None:
         "num_key_value_heads": 2, "num_local_experts": 2, "dtype": "float32", "tie_word_embeddings": False,
     }  # fmt: skip
     for uses, left in (
-        (True, ["modules for further tokens (num_mtp_modules 3), whose layout is not known"]),
+        (True, ["MTP modules (num_mtp_modules 3), whose layout is not known"]),
         (False, []),
     ):
         file.write_text(

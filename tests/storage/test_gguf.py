@@ -39,9 +39,11 @@ def write(folder: Path, table: Table, alignment: int | None = None) -> Path:
     keys = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
     keys += [text("general.alignment") + struct.pack("<II", 4, alignment)] if alignment else []
     out = b"GGUF" + struct.pack("<IQQ", 3, len(table), len(keys)) + b"".join(keys)
+    start = 0
     for name, (shape, kind) in table.items():
         out += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in shape[::-1])
-        out += struct.pack("<IQ", kind, 0)
+        out += struct.pack("<IQ", kind, start)
+        start += -(-size({name: (shape, kind)}) // (alignment or 32)) * (alignment or 32)
     (folder / "model.gguf").write_bytes(out)
     return folder / "model.gguf"
 
@@ -96,7 +98,7 @@ def test_modules_for_further_tokens_are_not_counted(tmp_path: Path) -> None:
     target, file = configured(tmp_path, num_nextn_predict_layers=1_000), write(tmp_path, of_llama())
     found = stored(target, files=file)
     assert found.totals.bytes == size(of_llama())
-    left = "modules for further tokens (num_nextn_predict_layers 1000), whose layout is not known"
+    left = "MTP modules (num_nextn_predict_layers 1000), whose layout is not known"
     assert found.left_out == (left,)
     with pytest.raises(BadInput, match="not counted in a GGUF file"):
         stored(target, files=file, next_token=1)

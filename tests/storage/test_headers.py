@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete
 from costproof.storage.checkpoint import compare_headers
-from costproof.storage.headers import HeaderTensor, read_checkpoint, read_header
+from costproof.storage.headers import HeaderTensor, gguf_sections, read_checkpoint, read_header
 from costproof.storage.tensors import StoredTensor
 
 
@@ -77,9 +78,12 @@ def gguf(tensors: dict[str, tuple[tuple[int, ...], int]], version: int = 3) -> b
     out += text("general.architecture") + struct.pack("<I", 8) + text("llama")
     out += text("llama.block_count") + struct.pack("<II", 4, 32)
     out += text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("bc")
+    start = 0
     for name, (shape, kind) in tensors.items():
         out += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in shape[::-1])
-        out += struct.pack("<IQ", kind, 0)
+        out += struct.pack("<IQ", kind, start)
+        weights, size = {0: (1, 4), 2: (32, 18), 12: (256, 144), 14: (256, 210)}.get(kind, (1, 1))
+        start += -(-(prod(shape) // weights * size) // 32) * 32
     return out
 
 
@@ -99,6 +103,13 @@ def test_blocks_of_gguf(tmp_path: Path) -> None:
     with pytest.raises(Incomplete):
         read_header(file)
     whole = gguf({"a": ((2, 256), 12)})
+    # Of two tensors in 2 x 144 bytes each, the second begins at byte 288.
+    file.write_bytes(gguf({"a": ((2, 256), 12), "b": ((2, 256), 12)})[:-8] + struct.pack("<Q", 256))
+    with pytest.raises(BadInput, match="begin"):
+        read_header(file)
+    file.write_bytes(whole + bytes(-len(whole) % 32 + 288 + 1))
+    with pytest.raises(BadInput, match="outside"):
+        gguf_sections(file)
     for length in range(4, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(CostproofError):

@@ -87,7 +87,7 @@ def test_elements_of_checkpoints_with_a_module_for_further_tokens(tmp_path: Path
     assert [stored(glm, next_token=n).totals.elements for n in (1, 0)] == [110_468_824_832, 106_852_251_264]
     qwen = configuration(tmp_path, "Qwen3-Next-80B-A3B", None)
     assert stored(qwen, next_token=1).totals.elements == 81_324_862_720
-    assert stored(qwen).left_out == ("1 module for further tokens, which --mtp counts",)
+    assert stored(qwen).left_out == ("1 MTP module, which --mtp counts",)
 
 
 NEXT = {
@@ -230,7 +230,7 @@ def test_a_format_that_is_not_known_is_no_number(tmp_path: Path) -> None:
     for description in ({"quant_method": "hqq"}, {"bits": 4, "group_size": 64, "mode": "mxfp4"}):
         with pytest.raises(Incomplete, match="not known"):
             stored(configuration(tmp_path, "Llama-3.1-8B", description))
-    with pytest.raises(BadInput, match="predict further tokens"):
+    with pytest.raises(BadInput, match="the MTP modules of this model are not known"):
         stored("llama-3.1-8b", next_token=1)
     with pytest.raises(BadInput, match="at most 1"):
         stored("deepseek-v3", next_token=2)

@@ -241,7 +241,7 @@ def test_a_compiled_formula_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPat
 
 def test_points_of_which_a_metric_is_unknown_are_refused() -> None:
     # Bytes of fp8 parameters of which a rank stores parts are not known. One device stores the 688,574,839,360 bytes of
-    # the checkpoint of DeepSeek-V3 without the 15,424,227,552 of its module for further tokens.
+    # the checkpoint of DeepSeek-V3 without the 15,424,227,552 of its MTP module.
     made = sweep("deepseek-v3", {"fsdp": "1,2,4"}, metrics=["stored_bytes", "flops"], batch=4, new_tokens=1)
     assert list(made.frame()["stored_bytes"]) == [688_574_839_360 - 15_424_227_552]
     ((one,),) = (part.refused for part in made.parts() if part.refused)

@@ -45,9 +45,10 @@ def test_a_number_that_is_not_that_of_the_report_is_named(monkeypatch: pytest.Mo
 
 
 @needs_joblib
-def test_a_cluster_that_does_not_answer() -> None:
+def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     if installed("distributed") is None:
         pytest.skip("Dask is not installed: the extra [sweep]")
+    monkeypatch.setattr("costproof.run.sweep._PATIENCE", 0.5)
     with pytest.raises(BadInput, match="not the address"):
         sweep("llama", TINY).validate(1, cluster="nowhere")
     with pytest.raises(BadInput, match="no Dask scheduler"):

@@ -113,20 +113,6 @@ EXPECTED: Final[dict[str, dict[str, Rows]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def said() -> dict[str, tuple[int, list[tuple[str, str, int]]]]:
-    """What the installed counters say, ``name layer`` -> total and rows."""
-    here = [n for n in EXPECTED if installed(n) and n != "torchlens"]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.tracers.layers", *here, "torchlens"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *(p for p in sys.path if p)])},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, tuple[int, list[tuple[str, str, int]]]] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def installed(name: str) -> bool:
     """Whether the counter can run here."""
     return name not in PACKAGES or find_spec(PACKAGES[name]) is not None
@@ -136,14 +122,22 @@ def test_every_counter_has_its_table() -> None:
     assert set(EXPECTED) == {p.name for p in COUNTERS.ours}
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_layer(name: str, layer: str, said: dict[str, tuple[int, list[tuple[str, str, int]]]]) -> None:
-    if not installed(name):
-        pytest.skip(f"{name} is not installed: costproof[counters]")
-    total, rows = said[f"{name} {layer}"]
-    assert {(module, kind): value for module, kind, value in rows} == EXPECTED[name][layer]
-    assert total == sum(EXPECTED[name][layer].values())
+def test_every_layer_by_every_installed_counter() -> None:
+    """One test, so that no two workers begin the process, whose imports take most of the time."""
+    here = [n for n in EXPECTED if installed(n) and n != "torchlens"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.tracers.layers", *here, "torchlens"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *(p for p in sys.path if p)])},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said: dict[str, tuple[int, list[tuple[str, str, int]]]] = json.loads(done.stdout.splitlines()[-1])
+    found = {n: {(m, k): v for m, k, v in rows} for n, (_, rows) in said.items()}
+    assert found == {f"{n} {layer}": EXPECTED[n][layer] for n in (*here, "torchlens") for layer in LAYERS}
+    assert {n: len(rows) for n, (_, rows) in said.items()} == {n: len(rows) for n, rows in found.items()}
+    assert {n: total for n, (total, _) in said.items()} == {n: sum(rows.values()) for n, rows in found.items()}
+    if left := [n for n in EXPECTED if not installed(n)]:
+        pytest.skip(f"not installed: {', '.join(left)} of costproof[counters]")
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -64,7 +64,7 @@ CASES: Final = {
     "latents, ulysses": ("deepseek-v2", LATENT, {"fsdp": 2, "cp": 2, "cp_plan": "ulysses", "rank": 1, **LONG}),
     "latents absorbed, tensor": (
         "deepseek-v2",
-        LATENT,
+        {**LATENT, "layers": 1},
         {"fsdp": 2, "cp": 2, "tp": 2, "cp_plan": "ulysses", "decoding": "absorbed", "rank": 2, **LONG},
     ),
     "sinks and windows, ulysses": (

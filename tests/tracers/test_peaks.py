@@ -419,7 +419,7 @@ def test_a_decoder_of_windows_alone_holds_one_mask() -> None:
 
 DECODERS: dict[str, Callable[[], Exportable]] = {
     "llama": lambda: Llama(LlamaConfig(32, 48, 1, 4, 2, 12, 64, 4096)),
-    "qwen3-moe": lambda: Qwen3Moe(Qwen3MoeConfig(32, 48, 2, 4, 2, 12, 64, 4096, experts=4, top_k=2, expert_width=16)),
+    "qwen3-moe": lambda: Qwen3Moe(Qwen3MoeConfig(32, 48, 1, 4, 2, 12, 64, 4096, experts=4, top_k=2, expert_width=16)),
 }
 
 

@@ -168,7 +168,7 @@ CASES: Final = {
         {"tp": 2, "dp": 2, "ep": 4, "batch": 3, "rank": 2, "new_tokens": 0},
     ),
     "two groups of batches": ("gpt-oss", {}, {"dp": 4, "ep": 2, "batch": 7, "rank": 3}),
-    "latents over batches": ("deepseek-v3", LATENT, {"tp": 2, "dp": 2, "ep": 4, "rank": 3}),
+    "latents over batches": ("deepseek-v3", {**LATENT, "dense_layers": 0}, {"tp": 2, "dp": 2, "ep": 4, "rank": 3}),
     "pairs": ("qwen3-moe", {}, {"dp": 2, "ep": 2, "rank": 1, "new_tokens": 0, **ROUTED}),
     "pairs, gathered weights": ("mixtral", {}, {"dp": 2, "ep": 2, "new_tokens": 0, "experts": "batched_mm", **ROUTED}),
     "pairs and biases": ("gpt-oss", {}, {"dp": 2, "ep": 2, "new_tokens": 0, **ROUTED}),

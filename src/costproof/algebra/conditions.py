@@ -13,17 +13,17 @@ from costproof.algebra.symbols import factored, parse, sym, text
 from costproof.ledger.errors import BadInput
 
 MOST_SHOWN: Final = 200
-"""Longest condition that reports print, in characters; a longer one appears only as an expression in data."""
+"""Length in characters of the longest condition that reports print; longer ones appear only in data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Condition on the sizes of a run: it holds where ``margin``, an expression of sizes, is not negative."""
+    """Condition on the sizes of a run, which holds where the expression ``margin`` is not negative."""
 
     text: str
     """The condition in mathematical notation: ``P >= 511``."""
     margin: str
-    """Text of the expression: ``P - 511``."""
+    """Text of an expression that is not negative where the condition holds: ``P - 511``."""
 
     @classmethod
     def from_margin(cls, margin: sympy.Expr) -> Condition:
@@ -54,7 +54,7 @@ def all_hold(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> bool:
 
 
 def merge_bounds(margins: Iterable[sympy.Expr], steps: Mapping[str, int] | None = None) -> tuple[sympy.Expr, ...]:
-    """Merge the conditions on one integer expression; return margins, those of single symbols first.
+    """Merge all conditions on the same integer expression; return the merged margins, those with one symbol first.
 
     ``S >= 5`` and ``S != 5`` become ``S >= 6``, ``2*B*S >= 9`` becomes ``B*S >= 5``, and ``2*S != 9`` is left out.
 
@@ -88,7 +88,7 @@ def merge_bounds(margins: Iterable[sympy.Expr], steps: Mapping[str, int] | None 
 
 @dataclass(slots=True)
 class _IntegerSet:
-    """The multiples of a number between two bounds, except some of them."""
+    """Set of the multiples of a number between two bounds, except some of them."""
 
     step: int
     least: int | None = None
@@ -125,7 +125,7 @@ class _IntegerSet:
 
 
 def _linear(margin: sympy.Expr) -> tuple[sympy.Expr, sympy.Rational, sympy.Rational] | None:
-    """Return (e, slope, constant) with ``margin = slope * e + constant`` and e without a common factor.
+    """Return (e, slope, constant) with ``margin = slope * e + constant``, where e has no common factor.
 
     ``None`` if e is not an integer at all sizes.
     """
@@ -137,7 +137,7 @@ def _linear(margin: sympy.Expr) -> tuple[sympy.Expr, sympy.Rational, sympy.Ratio
 
 
 def _squared(expr: sympy.Expr, least: int = 0) -> sympy.Expr | None:
-    """Return an expression whose square, times a number of at least ``least``, is ``expr``; else ``None``."""
+    """Return e with ``expr = n * e**2`` for some number n of at least ``least``; ``None`` if there is none."""
     times, of = factored(expr).as_coeff_Mul()
     squares = sympy.Mul.make_args(of)
     if times <= 0 or times < least or not all(s.is_Pow and s.exp.is_even and s.exp > 0 for s in squares):

@@ -24,7 +24,7 @@ class NotSolved(Exception):
 
 
 def first_above(expr: sympy.Expr, variable: sympy.Symbol, start: int = 1) -> int | None:
-    """Return the first integer from ``start`` on at which ``expr`` is above 0; None if there is none.
+    """Return the first integer from ``start`` on at which ``expr`` is above 0; ``None`` if there is none.
 
     Args:
         expr: a polynomial in the variable of degree at most two, with rational coefficients; it may contain minima
@@ -45,7 +45,7 @@ def first_above(expr: sympy.Expr, variable: sympy.Symbol, start: int = 1) -> int
 def _pieces(
     expr: sympy.Expr, variable: sympy.Symbol, low: int, high: int
 ) -> Iterator[tuple[int, int, tuple[Fraction, Fraction, Fraction]]]:
-    """Yield (first, last, coefficients) of the ranges on which the expression is one polynomial."""
+    """Yield (first integer, last integer, coefficients) of each range on which the expression is one polynomial."""
     import sympy
 
     choices = [a for a in expr.atoms(sympy.Min, sympy.Max) if not any(b.atoms(sympy.Min, sympy.Max) for b in a.args)]
@@ -73,7 +73,7 @@ def _pieces(
 def _taken(
     arguments: tuple[sympy.Expr, ...], variable: sympy.Symbol, at: int, better: Callable[[Fraction, Fraction], bool]
 ) -> sympy.Expr:
-    """Return the argument that a minimum or maximum selects at a point, or, on a tie, at the next point."""
+    """Return the argument that a minimum or maximum selects at an integer or, on a tie, at the next integer."""
     found = arguments[0]
     for other in arguments[1:]:
         here, there = (_value(_coefficients(a, variable), at) for a in (found, other))
@@ -84,7 +84,7 @@ def _taken(
 
 
 def _coefficients(expr: sympy.Expr, variable: sympy.Symbol) -> tuple[Fraction, Fraction, Fraction]:
-    """Return (a, b, c) of a x^2 + b x + c."""
+    """Return the coefficients (a, b, c) of an expression a x^2 + b x + c in the variable."""
     import sympy
 
     try:
@@ -103,7 +103,7 @@ def _value(coefficients: tuple[Fraction, Fraction, Fraction], at: int) -> Fracti
 
 
 def _first(coefficients: tuple[Fraction, Fraction, Fraction], low: int, high: int) -> int | None:
-    """Return the first integer of a range at which a polynomial is above 0, or None."""
+    """Return the first integer of a range at which a polynomial is above 0; ``None`` if there is none."""
     if low > high:
         return None
     if _value(coefficients, low) > 0:

@@ -33,7 +33,7 @@ class CompiledExpression:
     symbols: frozenset[str]
     """Names of the symbols that need a value."""
     run: _Run
-    """Values of the symbols -> exact number; raises ``KeyError`` for a missing value, or ``ZeroDivisionError``."""
+    """Exact value at these symbol values; raises ``KeyError`` if one is missing, or ``ZeroDivisionError``."""
 
 
 @lru_cache(maxsize=65536)
@@ -103,7 +103,7 @@ def evaluate(expr: str | sympy.Expr, values: SymbolValues) -> int:
 
 
 def shared_values(all_values: Iterable[SymbolValues]) -> dict[str, int]:
-    """Return the symbols that have one value in all given mappings, with that value."""
+    """Return the symbols that have the same value in all given mappings, with that value."""
     found: dict[str, set[int]] = {}
     for values in all_values:
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Test whether two formulas are identical (not just equal at one workload), or one never exceeds another.
+"""Test whether two formulas are equal at all sizes, not just at one workload, or one never exceeds the other.
 
 Equality is tested at four points in exact integers and fractions; two different polynomials of the degrees that occur
 in practice agree at all of them with a probability below one in a million (Schwartz-Zippel lemma). Formulas with a
@@ -23,9 +23,9 @@ from costproof.algebra.symbols import FUNCTIONS, factored, parse, sym, text
 from costproof.ledger.time_limits import check_time
 
 _POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
-"""Ranges of the points: tiny and small sizes, where a minimum may take another branch, and large ones."""
+"""Ranges of the sizes at which formulas are compared: tiny and small sizes, where minima may change, and large ones."""
 _USUAL: Final = tuple(sorted({*range(1, 65), *(2**i + k for i in range(6, 21) for k in (-1, 0, 1))}))
-"""Values to compare at for a symbol whose branch boundaries are unknown."""
+"""Values to compare formulas at for a symbol whose branch boundaries are unknown."""
 
 
 @lru_cache(maxsize=65536)
@@ -35,7 +35,7 @@ def free_symbols(expression: str) -> frozenset[str]:
 
 
 def at(expressions: Iterable[str], values: Mapping[str, int]) -> ExactNumber | None:
-    """Return the value of a sum of expressions; ``None`` if a symbol has no value or a divisor is 0."""
+    """Return the value of a sum of expressions at these symbol values; ``None`` if one is missing or a divisor is 0."""
     check_time()
     total: ExactNumber = 0
     try:
@@ -48,7 +48,7 @@ def at(expressions: Iterable[str], values: Mapping[str, int]) -> ExactNumber | N
 
 @lru_cache(maxsize=4096)
 def unrounded(expression: str) -> str:
-    """Return the expression without its ceilings: the cost without padding to whole windows."""
+    """Replace each ceiling by its argument: return the cost without padding to whole windows."""
     return text(parse(expression).replace(sympy.ceiling, lambda inside: inside))
 
 
@@ -89,12 +89,12 @@ def same(
 
 
 def branches(expression: str) -> bool:
-    """Return whether an expression is piecewise: it contains a minimum, a maximum, a floor or a ceiling."""
+    """Return whether an expression is piecewise: whether it contains a minimum, a maximum, a floor or a ceiling."""
     return any(f"{name}(" in expression for name in FUNCTIONS)
 
 
 def same_pieces(first: Iterable[sympy.Expr], second: Iterable[sympy.Expr], free: Iterable[str]) -> bool:
-    """Return whether two sums are equal as polynomials, with each minimum, maximum and rounding as a variable."""
+    """Return whether two sums are equal as polynomials in which each minimum, maximum and rounding is a variable."""
     names: dict[str, sympy.Symbol] = {}
     one, other = (tuple(text(opaque(e, names)) for e in side) for side in (first, second))
     known = frozenset(free) | {n.name for n in names.values()}
@@ -102,7 +102,7 @@ def same_pieces(first: Iterable[sympy.Expr], second: Iterable[sympy.Expr], free:
 
 
 def _same_around(first: list[sympy.Expr], second: list[sympy.Expr], free: frozenset[str]) -> bool:
-    """Return whether two sums agree at values around their branch boundaries."""
+    """Return whether two sums of piecewise expressions agree at values around their branch boundaries."""
     for name in free:
         try:
             values = deciding((*first, *second), name)
@@ -124,14 +124,14 @@ def difference(
     fixed: tuple[tuple[str, int], ...],
     alias: tuple[tuple[str, str], ...],
 ) -> str:
-    """Return first minus second with the fixed symbols substituted, factored, as canonical text."""
+    """Return first minus second as factored canonical text, with the values of the fixed symbols substituted."""
     mine, theirs = (sympy.Add(*(parse(put_in(e, fixed, alias)) for e in side)) for side in (first, second))
     return text(factored(mine - theirs))
 
 
 @lru_cache(maxsize=65536)
 def put_in(expression: str, fixed: tuple[tuple[str, int], ...], alias: tuple[tuple[str, str], ...]) -> str:
-    """Substitute numbers and other names for symbols; return the expanded expression as canonical text."""
+    """Substitute numbers and other names for symbols, and return the expanded expression as canonical text."""
     wanted = free_symbols(expression)
     replaced: dict[sympy.Expr, sympy.Expr] = {sym(k): sympy.Integer(v) for k, v in fixed if k in wanted}
     replaced.update({sym(k): sym(v) for k, v in alias if k in wanted})
@@ -139,14 +139,14 @@ def put_in(expression: str, fixed: tuple[tuple[str, int], ...], alias: tuple[tup
 
 
 Factors = tuple[tuple[sympy.Expr, int], ...]
-"""A product as (base, power) pairs; a base is a symbol or an expression that is not a product, such as a maximum."""
+"""A product of powers, as (base, exponent) pairs; a base is a symbol or another expression, such as a maximum."""
 Terms = Mapping[Factors, ExactNumber]
-"""An expanded sum: product -> the coefficient it is multiplied by."""
+"""An expanded sum: the coefficient of each product."""
 
 
 @lru_cache(maxsize=8192)
 def terms_of(size: sympy.Expr | int) -> Terms:
-    """Return an expression as an expanded sum: product of symbols -> coefficient."""
+    """Return the expanded expression as a mapping from products of symbols to their coefficients."""
     found = sympy.expand(size).as_coefficients_dict()
     return {_factors(term): int(n) if n.is_Integer else Fraction(int(n.p), int(n.q)) for term, n in found.items() if n}
 
@@ -169,7 +169,7 @@ def _product(of: Factors) -> sympy.Expr:
 
 
 def undominated(sums: Iterable[Terms]) -> list[Terms]:
-    """Return the sums for which no other sum is at least as large at all sizes; of equal ones the first."""
+    """Remove the sums that another sum equals or exceeds at all sizes; of equal sums keep the first."""
     found: list[Terms] = []
     for one in {frozenset(terms.items()): terms for terms in sums}.values():
         if not any(at_least(other, one) for other in found):
@@ -178,7 +178,7 @@ def undominated(sums: Iterable[Terms]) -> list[Terms]:
 
 
 def at_least(one: Terms, other: Terms) -> bool:
-    """Return whether one sum is never less than another, by their coefficients with every symbol >= 1.
+    """Return whether one sum is never less than another at sizes >= 1, as far as their coefficients prove it.
 
     A sum is not negative if its coefficients are not, or if they are not once each symbol x is replaced by x + 1.
     """
@@ -196,7 +196,7 @@ def at_least(one: Terms, other: Terms) -> bool:
 
 @lru_cache(maxsize=8192)
 def _shifted(of: Factors) -> tuple[tuple[Factors, int], ...]:
-    """Return the sum of products that a product becomes when each symbol x is replaced by x + 1."""
+    """Expand a product after the substitution of x + 1 for each symbol x; return the resulting sum."""
     return tuple(_expansion(of))
 
 
@@ -214,5 +214,5 @@ def _expansion(of: Factors) -> Iterator[tuple[Factors, int]]:
 
 
 def _least(base: sympy.Expr) -> int:
-    """Return a lower bound of a factor: 1 for a symbol or a ceiling, 0 for any other, such as a floor."""
+    """Return a lower bound of a factor of a product: 1 for a symbol or a ceiling, 0 for any other, such as a floor."""
     return int(base.is_Symbol or base.func is sympy.ceiling)

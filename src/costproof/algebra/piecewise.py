@@ -42,7 +42,7 @@ def opaque(expr: sympy.Expr, names: dict[str, sympy.Symbol]) -> sympy.Expr:
     """Replace each ``Min``, ``Max``, ``ceiling`` and ``floor`` by a fresh symbol, equal terms by the same symbol.
 
     Args:
-        names: canonical text -> symbol; new symbols are added to it.
+        names: symbols by canonical text of what they replace; new symbols are added.
     """
     if isinstance(expr, PIECEWISE):
         whole = pulled_out(expr.func(*(sympy.expand(a) for a in expr.args)))
@@ -56,7 +56,7 @@ def opaque(expr: sympy.Expr, names: dict[str, sympy.Symbol]) -> sympy.Expr:
 def deciding(
     exprs: Iterable[sympy.Expr], name: str, first: int = 1, step: int = 1, breaks: Iterable[int] = ()
 ) -> tuple[int, ...]:
-    """Return values of a variable such that formulas that agree at all of them agree everywhere.
+    """Return values of a variable such that two formulas that agree at all of them agree everywhere.
 
     Args:
         exprs: the terms of both formulas.
@@ -92,13 +92,13 @@ def deciding(
 
 
 class _Axis:
-    """A variable ``first + step*i``, to analyse expressions as functions of i."""
+    """An integer variable ``first + step*i``, to analyse expressions as functions of i."""
 
     def __init__(self, variable: sympy.Symbol, first: int, step: int) -> None:
         self.variable, self.first, self.step = variable, first, step
 
     def degree(self, expr: sympy.Expr) -> int:
-        """Return an upper bound of the degree, in i, of an expression's pieces."""
+        """Return an upper bound of the degree in i of the polynomials that a piecewise expression consists of."""
         if not expr.has(self.variable):
             return 0
         if expr.is_Symbol:
@@ -111,7 +111,7 @@ class _Axis:
         return sum(degrees) if expr.is_Mul else max(degrees)
 
     def period(self, expr: sympy.Expr) -> tuple[Fraction, int]:
-        """Return how much a rounding grows per i, and the period of its steps."""
+        """Return the slope of a rounded linear expression per i, and the period in i of its rounding steps."""
         if not expr.has(self.variable):
             if not expr.is_Rational:
                 raise NotDecided
@@ -133,7 +133,7 @@ class _Axis:
         raise NotDecided
 
     def branches(self, expr: sympy.Expr, rest: int, period: int) -> set[_Polynomial]:
-        """Return the polynomials of k that an expression may equal for i = period*k + rest."""
+        """Return the polynomials in k that a piecewise expression may equal at i = period*k + rest."""
         if expr.is_Rational:
             return {_trimmed((Fraction(int(expr.p), int(expr.q)),))}
         if expr.is_Symbol:

@@ -1,4 +1,4 @@
-"""Derive the cost of N decode steps, or of the rows of a batch, in closed form from the cost of one of them."""
+"""Sum the cost of one decode step over N steps, or the cost of one row over the rows of a batch, in closed form."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CONTEXT: Final = sym("P")
 STEPS: Final = sym("N")
 """Number of decode steps."""
 CACHED: Final = sym("C")
-"""Number of tokens in the cache before the prefill, where there are any."""
+"""Number of tokens in the cache before the prefill; the cost has this symbol only if there are any."""
 ROW_SIZES: Final = (sym("B_0"), sym("S_0"), sym("C_0"))
-"""Sequences of one row of a batch, their new tokens, and their tokens in the cache."""
+"""Symbols of one row of a batch: its number of sequences, and their new and cached tokens each."""
 ROW_SUMS: Final = {
     (0, 0, 0): "R", (1, 0, 0): "B", (1, 1, 0): "S", (1, 0, 1): "C", (1, 2, 0): "SS", (1, 1, 1): "SC", (1, 0, 2): "CC",
 }  # fmt: skip
-"""Powers of :data:`ROW_SIZES` -> name of their sum over the rows of one kind, before its number: ``SC_1``."""
+"""Prefix of the symbol for a sum over the rows of one kind, by powers of :data:`ROW_SIZES`: ``SC`` in ``SC_1``."""
 
 
 _NO_SUM: Final = "the cost of a decode step has no closed sum over the steps"
@@ -60,7 +60,7 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _apart(expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """Split off the terms ``c*Min(m, P + k)``: return (the rest, the sum of these terms over the steps)."""
+    """Split a cost into (the rest, the closed sum over the steps of its terms ``c*Min(m, P + k)``)."""
     rest, full = sympy.Integer(0), sympy.Integer(0)
     for term in sympy.Add.make_args(sympy.expand(expr)):
         coefficient, growing = term.as_independent(CONTEXT, as_Add=False)
@@ -102,7 +102,7 @@ def _faulhaber(j: int) -> sympy.Expr:
 
 @lru_cache(maxsize=4096)
 def sum_over_rows(expr: sympy.Expr, kind: int, *, positive: bool = True) -> sympy.Expr:
-    """Return the sum of a polynomial in :data:`ROW_SIZES` over the rows of one kind, in the symbols of their sums.
+    """Return the sum of a polynomial in :data:`ROW_SIZES` over the rows of one kind, in symbols such as ``SC_1``.
 
     2 B S (C + S) becomes 2 SC_1 + 2 SS_1, with SC_1 the sum of B S C over the rows of kind 1.
 

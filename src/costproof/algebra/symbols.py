@@ -31,12 +31,12 @@ _MAX_EXPONENT: Final = 64
 _MAX_DIGITS: Final = 1_000
 _MAX_NAME: Final = 100
 _MAX_BITS: Final = 65_536
-"""Limit on the bits of a power's value if every symbol has 64 bits, because nested powers grow without bound."""
+"""Limit on the bits of a power's value, with 64 bits for every symbol; nested powers would grow without bound."""
 _MAX_ARGUMENTS: Final = 8
 _MAX_CALLS: Final = 128
-"""Of functions; a minimum or maximum counts as four: sympy compares its arguments with each other, again and again."""
+"""Limit on function calls in a text; a minimum or maximum counts as four, since sympy compares all its arguments."""
 MOST_TERMS: Final = 2_000
-"""Limit on the terms of an expanded expression; a larger one would take too long."""
+"""Limit on the number of terms of an expanded expression; a longer one would take too long."""
 _TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z_0-9]*)|(\*\*|[-+*/(),]))")
 
 
@@ -53,7 +53,7 @@ def text(expr: sympy.Expr | int) -> str:
 
 
 def factored(expr: sympy.Expr) -> sympy.Expr:
-    """Expand and factor an expression over the integers, leaving ceilings, minima and the like unchanged."""
+    """Factor the expansion of an expression over the integers; ceilings, minima and the like stay unchanged."""
     whole = sympy.expand(expr)
     opaque = {f: sympy.Dummy(positive=True) for f in whole.atoms(*FUNCTIONS.values())}
     back = {dummy: f for f, dummy in opaque.items()}
@@ -222,7 +222,7 @@ class _Parser:
 
 
 def _bits(expr: sympy.Expr) -> int:
-    """Return a capped upper bound of the bits of an expression's value if every symbol has 64 bits."""
+    """Return an upper bound, capped, of the bits of an expression's value, with 64 bits for every symbol."""
     if expr.is_Integer:
         return int(expr.p).bit_length()
     if expr.is_Rational:

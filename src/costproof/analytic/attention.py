@@ -1,4 +1,4 @@
-"""Cost attention, that is scores, softmax and weighted sum, with the key/value cache, and biases by distance."""
+"""Cost formulas of attention: scores, softmax and weighted sum, the key/value cache, and biases by distance."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Attention:
         kept pairs = n past + n (n + 1) / 2
 
     In a window of w <= past + n + 1 keys that the past does not fill it sees min(w, past + j) keys, which are
-    w (w + 1) / 2 - past (past + 1) / 2 + w (past + n - w) pairs, and w keys behind a full window, w n pairs. A window
+    w (w + 1) / 2 - past (past + 1) / 2 + w (past + n - w) pairs, and w keys with a full window, w n pairs. A window
     of a call that is causal ``by_flag`` hides nothing. Any other mask hides ``hidden`` of the n (past + n) pairs.
 
     Where a sequence is cut into blocks that attend each to itself, there are batch x heads x ``seen`` scores, the
@@ -93,33 +93,31 @@ class Attention:
     cached: bool = False
     """Whether the new keys and values are appended to a cache."""
     bias: Bias = "none"
-    """Tensor added to the scores: none, made in the same module, or given from outside: as numbers for every sequence
-    (``input``) or for every head, or as yes or no, which like indices does not count as an activation."""
+    """Tensor added to the scores: none, made in the same module, or passed in: as numbers for every sequence
+    (``input``) or for every head, or as booleans, which like indices do not count as an activation."""
     capped: bool = False
     """Whether scores pass cap x tanh(score / cap): 3 operations each."""
     sinks: bool = False
-    """Whether every head has a learned score besides those of the keys."""
+    """Whether the softmax of every head includes a learned score in addition to those of the keys."""
     scaled: Literal["scores", "queries"] = "scores"
     value_dim: Size | None = None
     """Width of a value (default: ``head_dim``)."""
     new_keys: Size | None = None
     """New keys per sequence (default: one for every query)."""
     window: Size = 0
-    """Keys that a query sees, itself included, once the context has filled the window; 0 if it has not, or if there
-    is no window."""
+    """Window length in keys, the query's own included, once the context has filled the window; otherwise 0."""
     filling: bool = False
-    """Whether the window, if any, is not full before the call."""
+    """Whether the window, if any, is not yet full before the call."""
     causal: bool = False
     """Whether a query sees only the keys up to its own position."""
     by_flag: bool = False
-    """Whether the kernel is causal by a flag and has no mask, since the window hides no key yet."""
+    """Whether the kernel gets a causal flag instead of a mask, since the window hides no key yet."""
     hidden: Size = 0
-    """Pairs of a query and a key, per head and sequence, hidden by a mask that is not causal."""
+    """Number of query-key pairs, per head and sequence, that a mask other than the causal one hides."""
     written_out: bool = False
-    """Whether products and softmax are separate operators."""
+    """Whether products and softmax are separate operators (eager attention)."""
     seen: Size | None = None
-    """Pairs of a query and a key, per head and sequence, if a sequence is cut into blocks that each attend to
-    themselves (default: every query sees all keys)."""
+    """Number of query-key pairs, per head and sequence, if blocks of a sequence attend to themselves (default: all)."""
 
     def costs(self) -> LayerCosts:
         full = self.window != 0 and self.past != 0 and not self.filling
@@ -161,7 +159,7 @@ class Attention:
         )
 
     def _kept_pairs(self, computed: Size) -> Size:
-        """Return the query-key pairs per head and sequence that the mask leaves of the ``computed`` ones."""
+        """Return the number of the ``computed`` query-key pairs, per head and sequence, that the mask keeps."""
         if not self.causal:
             return computed - self.hidden
         n, w, past = (sympy.sympify(size) for size in (self.queries, self.window, self.past))
@@ -173,7 +171,7 @@ class Attention:
         return w * (w + 1) / 2 - past * (past + 1) / 2 + w * (past + n - w)
 
     def _between(self, scores: Size, query_elements: Size) -> Size:
-        """Return the elements that operators of the layer pass to each other when run separately, without the cache."""
+        """Return the elements passed between the layer's operators when they run separately, without the cache."""
         if not self.written_out:
             return 0
         operators = 1 + (3 if self.capped else 0) + (0 if self.bias == "none" else 1)
@@ -186,7 +184,7 @@ class Attention:
 
 @layer
 class PackedAttention:
-    """Attention of a batch whose rows differ: some sequences have other new tokens, or another past, than others.
+    """Attention of a batch of unequal rows, which differ in their numbers of new and of cached tokens.
 
     Sequences of different rows do not see each other. Each row is attended by a call of its own
     (:class:`Attention`, or one of latents), as a kernel for unequal lengths does block by block. For B sequences of S
@@ -211,14 +209,14 @@ class PackedAttention:
     )
 
     rows: tuple[Layer, ...]
-    """The attention of one row of each kind, in :data:`~costproof.algebra.series.ROW_SIZES`."""
+    """Attention layer of one row of each kind, at the sizes :data:`~costproof.algebra.series.ROW_SIZES`."""
     elements: Size
-    """Elements of the result: tokens x heads x d_v."""
+    """Number of elements of the result: tokens x heads x d_v."""
     item_bytes: Size
     several: bool = True
-    """Whether the batch has more than one row; the results of several are joined."""
+    """Whether the batch has more than one row, so that results are joined."""
     positive: tuple[bool, ...] = ()
-    """For each kind of rows, whether x is positive in the terms Max(0, x) of its costs (default: no such terms)."""
+    """For each kind of rows, whether x > 0 in the terms Max(0, x) of its costs (default: no such terms)."""
 
     def costs(self) -> LayerCosts:
         each = [costs_of(row) for row in self.rows]
@@ -256,7 +254,7 @@ class PackedAttention:
 
 @layer
 class DistanceBuckets:
-    """Map each distance between a query and a key to a bucket: its own if small, a logarithmic range if large.
+    """Maps each query-key distance to a bucket: one per small distance, a logarithmic range for large ones.
 
     Distances and buckets are integers, which do not count. The logarithm is computed of all distances, in
     float32: a division by the largest small one, the logarithm, a division by that of the largest bucket and a
@@ -283,7 +281,7 @@ class DistanceBuckets:
 
 @layer
 class NoBias:
-    """Zeros in place of biases, [heads, queries, keys], for this layer and for later layers, which read them.
+    """Zeros in place of position biases, [heads, queries, keys], which this layer makes for itself and later layers.
 
     Nothing is computed: heads x queries x keys elements go out, none where no layer is behind (``passed_on``).
     (Adding them to the scores is the attention's.) Unfused, they are written, and this layer's attention reads them.
@@ -310,7 +308,7 @@ class NoBias:
 
 @layer
 class Scale:
-    """Every element times a constant.
+    """Multiplication of every element by a constant.
 
     vector_flops = elements
     """

@@ -30,20 +30,20 @@ class AttentionBlock:
     value_dim: Size | None = None
     """Width of a value head (default: ``head_dim``)."""
     inner: Size | None = None
-    """Symbol for heads x head_dim, such as ``width`` in a model where they are equal."""
+    """Symbol for heads x head_dim where the model has one, such as ``width`` if they are equal."""
     bias: tuple[Projection, ...] = ()
-    """Which projections have a bias."""
+    """Projections that have a bias."""
     fused: bool = False
     """Whether one projection computes queries, keys and values."""
     qk_norm: Literal["none", "head", "whole"] = "none"
     """Whether queries and keys are normalized, per head or per token over all heads."""
     qk_norm_kind: NormKind = "rms"
     rotary: Size = 0
-    """Elements of every head that are rotated, all or a part; 0 for none."""
+    """Number of rotated elements of every head; 0 without rotary embedding."""
     pairs: bool = False
-    """Whether a cosine and a sine rotate a pair; else halves are negated and copied."""
+    """Whether rotary embedding rotates pairs of elements; otherwise it negates and copies halves of a head."""
     own_table: bool = False
-    """Whether the block computes its cosines and sines itself, by a matrix product."""
+    """Whether the block computes its own table of cosines and sines, by a matrix product."""
     cached: bool = True
     causal: bool = False
     hidden: Size = 0
@@ -53,18 +53,18 @@ class AttentionBlock:
     mask: Bias = "none"
     capped: bool = False
     sinks: bool = False
-    """This and the next five fields are those of :class:`~costproof.analytic.attention.Attention`."""
+    """Together with the next five fields, as in :class:`~costproof.analytic.attention.Attention`."""
     scaled: Literal["scores", "queries"] = "scores"
     seen: Size | None = None
     """See :class:`~costproof.analytic.attention.Attention`."""
     written_out: bool = False
     upcast: bool = True
-    """Whether the softmax of written-out scores runs in float32; it decides no cost but memory."""
+    """Whether the softmax of eager attention runs in float32; this affects only memory."""
     beside: tuple[Layer, ...] = ()
-    """Further layers in the module of the attention."""
+    """Further layers (formulas) in the module of the attention."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return the modules of the block, used as self-attention, with their formulas."""
+        """Return the modules of the block as self-attention, with their formulas."""
         b, rows = call.item_bytes, call.rows
         q, k, v, _ = self._widths()
         fused = (ModulePart(f"{role}.qkv", (Linear(rows, self.width, q + k + v, b, "q" in self.bias),)),)
@@ -80,7 +80,7 @@ class AttentionBlock:
         )
 
     def cross_parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return the modules of the block, used as cross-attention to ``call.memory`` new keys and the cached ones."""
+        """Return the block's modules as cross-attention to ``call.memory`` new keys and the cached ones."""
         b, rows, new = call.item_bytes, call.rows, call.batch * call.memory
         core = replace(self.core(call, new_keys=call.memory, past=call.memory_past), causal=False)
         return (
@@ -92,7 +92,7 @@ class AttentionBlock:
         )
 
     def core(self, call: StackCall, new_keys: Size | None = None, past: Size | None = None) -> Attention:
-        """Return the scores, softmax and weighted sum of a call, by default with a new key for every query."""
+        """Return the layer of scores, softmax and weighted sum in a call, by default with one new key per query."""
         return Attention(
             batch=call.batch,
             queries=call.tokens,
@@ -149,17 +149,17 @@ class AttentionBlock:
 
 @dataclass(frozen=True, slots=True)
 class PackedBlock:
-    """An :class:`AttentionBlock` of a batch whose rows have different lengths: one set of projections for all rows."""
+    """An :class:`AttentionBlock` for a batch of rows of different lengths: one set of projections for all rows."""
 
     blocks: tuple[AttentionBlock, ...]
-    """The block of each kind of row; they differ in masks."""
+    """Attention block of each kind of row; the blocks differ in masks."""
     calls: tuple[StackCall, ...]
-    """Sizes of one row of each kind, in :data:`~costproof.algebra.series.ROW_SIZES`."""
+    """Call of one row of each kind, at the sizes :data:`~costproof.algebra.series.ROW_SIZES`."""
     several: bool = True
-    """Whether there are several rows."""
+    """Whether the batch has more than one row."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return the modules of the block with their formulas; ``call`` has the tokens of all rows."""
+        """Return the block's modules with their formulas; ``call`` holds the tokens of all rows."""
         one = self.blocks[0]
         own, *others = one.parts(role, call)
         width = one.head_dim if one.value_dim is None else one.value_dim

@@ -1,4 +1,4 @@
-"""Cost the collectives in which the ranks of a group combine what each of them computed."""
+"""Cost formulas of the collectives in which the ranks of a group combine or exchange their tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from costproof.analytic.costs import Exchange, LayerCosts, Size, layer
 
 @layer
 class AllReduce:
-    """Adds up a tensor of ``elements`` elements that each of n ranks holds a part of the sum of, in place.
+    """Adds the tensors of ``elements`` elements of n ranks, in place on each rank.
 
     The payload is the tensor. By the ring algorithm a rank sends 2 (n - 1) chunks of ceil(elements / n) elements:
     n - 1 to reduce the chunks, and n - 1 to spread the sums:
@@ -37,9 +37,9 @@ class AllReduce:
     ranks: Size
     item_bytes: Size
     bias: Size = 0
-    """Elements of the bias that is added afterwards; 0 if there is none."""
+    """Number of elements of the bias that is added afterwards; 0 without a bias."""
     masked: bool = False
-    """Whether look-ups of rows that other ranks hold are overwritten with zeros."""
+    """Whether, before the sum, look-ups of rows that other ranks hold are overwritten with zeros."""
 
     def costs(self) -> LayerCosts:
         added = 0 if self.bias == 0 else self.elements
@@ -61,7 +61,7 @@ class AllReduce:
 
 @layer
 class AllGather:
-    """Joins the parts of a tensor [rows, width] that n ranks hold along its width, so that each has all of it.
+    """Gathers the parts of a tensor [rows, width], which n ranks split along its width, on every rank.
 
     Each part is padded to chunk = ceil(width / n) columns, and every rank sends its part to the n - 1 others:
 
@@ -101,7 +101,7 @@ class AllGather:
 
 @layer
 class GatheredParameters:
-    """Gathers the parameters of some modules, of which each of n ranks stores a part, before they run.
+    """Gathers the sharded parameters of some modules, of which each of n ranks stores a part, before they run.
 
     Every parameter is cut along its first dimension into n parts of ceil(rows / n) rows, the last ones padded.
     ``elements`` is the number of elements of a rank's parts, padding included. They are copied into one buffer, which
@@ -188,7 +188,7 @@ class GatheredTokens:
 
 @layer
 class ExchangedPairs:
-    """Sends each pair of a token and a chosen expert to the rank of the expert, and its result back.
+    """Sends each (token, chosen expert) pair to the rank of the expert, and the expert's result back.
 
     Of its tokens top_k pairs a rank sends ``sent`` to the n - 1 others, and gets ``got`` of theirs, so its experts run
     on rows = tokens top_k - sent + got. How many depends on the routing. Before them it tells each other rank how many
@@ -268,7 +268,7 @@ class Send:
 
 @layer
 class ReduceScatter:
-    """Adds up a tensor of ``elements`` elements like :class:`AllReduce`; each of n ranks gets one part of the sum.
+    """Adds the tensors of ``elements`` elements of n ranks; each rank gets one part of the sum.
 
     A ring sends n - 1 chunks:
 
@@ -277,7 +277,7 @@ class ReduceScatter:
 
     Out goes elements / n. Unfused, the operator before it writes the tensor, which the collective reads; parts of
     several sequences are put in order before, which reads and writes it once more (not if they are ``in_order``). A
-    ``bias`` is added to the own part, and look-ups of rows of other ranks (``masked``) are overwritten, as there.
+    ``bias`` is added to the rank's part, and look-ups of rows of other ranks (``masked``) are overwritten, as there.
     """
 
     name: ClassVar[str] = "reduce_scatter"
@@ -291,11 +291,11 @@ class ReduceScatter:
     ranks: Size
     item_bytes: Size
     bias: Size = 0
-    """Elements of the bias that is added afterwards; 0 if there is none."""
+    """Number of elements of the bias that is added afterwards; 0 without a bias."""
     masked: bool = False
-    """Whether look-ups of rows that other ranks hold are overwritten with zeros."""
+    """Whether, before the sum, look-ups of rows that other ranks hold are overwritten with zeros."""
     in_order: bool = False
-    """Whether the parts of the ranks lie one behind the other."""
+    """Whether the parts of the ranks are contiguous, one after the other."""
 
     def costs(self) -> LayerCosts:
         own = self.elements / self.ranks
@@ -319,7 +319,7 @@ class ReduceScatter:
 
 @layer
 class Joined:
-    """Joins parts of a tensor of ``elements`` elements again, which plans do to give each part its own gradient.
+    """Concatenates the parts of a tensor of ``elements`` elements, which a plan had split for separate gradients.
 
     Nothing is computed, and the same tensor leaves the module; unfused, it is read and written once more.
     """

@@ -33,7 +33,7 @@ from costproof.ledger.node import CostNode, Ledger
 
 @layer
 class Container:
-    """Layer of a module that runs no operators itself; all costs are in its child modules."""
+    """Layer of a module that only calls child modules, which have all costs."""
 
     name: ClassVar[str] = "container"
     title: ClassVar[str] = "Module that only calls others"
@@ -54,40 +54,40 @@ class StackCall:
     batch: Size
     """Number of sequences."""
     tokens: Size
-    """New tokens per sequence."""
+    """Number of new tokens per sequence."""
     item_bytes: Size
     past: Size = 0
-    """Tokens per sequence in the cache before the call."""
+    """Number of cached tokens per sequence before the call."""
     memory: Size = 0
-    """New keys per sequence for cross attention; 0 if all of them are in the cache."""
+    """Number of new keys per sequence for cross attention; 0 if all of them are in the cache."""
     memory_past: Size = 0
-    """Keys per sequence for cross attention in the cache before the call."""
+    """Number of cached keys per sequence for cross attention before the call."""
 
     @property
     def rows(self) -> Size:
-        """Return the tokens of all sequences, batch x tokens."""
+        """Return the number of new tokens of all sequences, batch x tokens."""
         return self.batch * self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePart:
-    """A module, by role, and the formulas of its own operators; child modules are separate parts."""
+    """A module's role and the formulas of its own operators; child modules are separate parts."""
 
     role: str
-    """Name of the module's function in the model, independent of implementations: ``text.layer.mlp.gate``."""
+    """Name of the module's function, independent of implementations: ``text.layer.mlp.gate``."""
     layers: tuple[Layer, ...] = (CONTAINER,)
-    """Formulas of the module's operators; the first owns the module's node."""
+    """Formulas of the module's operators; the first one is the owner of the module's cost node."""
     called: bool = True
-    """Whether its forward runs; a module that is not called may still own parameters."""
+    """Whether the module's forward runs; a module that is not called may still own parameters."""
     times: int = 1
-    """Runs of the forward in one call of the model; ``layers`` give the costs of all these runs together."""
+    """Number of forward runs in one call of the model; ``layers`` give the costs of all these runs together."""
     group: bool = False
-    """Whether the part stands for several submodules, such as experts, of which the data decides which run.
+    """Whether the part represents several submodules, such as experts, of which data decides which ones run.
 
     It has the costs of all of them together and counts no calls.
     """
     i: int = 0
-    """Number of the layer that contains the module."""
+    """Index of the layer that contains the module."""
 
 
 def _one_call(expr: sympy.Expr) -> sympy.Expr:
@@ -99,7 +99,7 @@ V = TypeVar("V")
 
 
 def by_identity(function: Callable[[K], V]) -> Callable[[K], V]:
-    """Return a function memoized by the identity of its argument, which it keeps alive.
+    """Return a function memoized by the identity of its argument; the memo keeps arguments alive.
 
     Equal layers of a model share the formulas of their modules; to hash these takes longer than everything else.
     """
@@ -115,7 +115,7 @@ def by_identity(function: Callable[[K], V]) -> Callable[[K], V]:
 
 
 def in_layer(i: int, parts: Iterable[ModulePart]) -> tuple[ModulePart, ...]:
-    """Return the parts with ``i`` as the number of their layer."""
+    """Return the parts with layer index ``i``."""
     return tuple(replace(part, i=i) for part in parts)
 
 
@@ -137,18 +137,18 @@ def module_of(part: ModulePart, names: Mapping[str, str]) -> str:
 
 
 _WITHOUT_WEIGHTS: Final = (".attention", "lm_head")
-"""Ends of roles of modules whose storage is of interest without parameters: scales of a cache, and tied projections."""
+"""Suffixes of the roles of modules that need storage metrics without own parameters: cache scales, tied projections."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldNode(CostNode):
-    """A stage-wide node of a module, with the layers from which its storage metrics are computed later."""
+    """Stage-wide node of a module that keeps the layers from which its storage metrics are computed later."""
 
     layers: tuple[Layer, ...] = ()
 
 
 def stage_nodes(stage: str, parts: Iterable[ModulePart], names: Mapping[str, str]) -> Iterator[CostNode]:
-    """Yield stage-wide nodes: the parameters and buffers that each module owns; names as in :func:`module_of`."""
+    """Yield the stage-wide nodes of each module's parameters and buffers; ``names`` is as for :func:`module_of`."""
     held = by_identity(_held_costs)
     for part in parts:
         owner, exprs, unknown = held(part.layers)
@@ -170,7 +170,7 @@ def invocation_nodes(
     summed: Callable[[sympy.Expr], sympy.Expr] = _one_call,
     cache: Size = 1,
 ) -> Iterator[CostNode]:
-    """Yield the costs of one invocation by module and operator kind, with the floor on the root.
+    """Yield the costs of one invocation by module and operator kind, with ``floor_bytes`` on the root.
 
     Args:
         names: see :func:`module_of`.
@@ -217,7 +217,7 @@ _Texts = dict[Metric, str]
 
 @lru_cache(maxsize=8192)
 def _held_costs(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metric]]:
-    """Return the layer that owns a module's parameters, the parameter and buffer costs, and unknown metrics.
+    """Return the owner of a module's parameters, the costs of parameters and buffers, and the unknown metrics.
 
     Memoized, so that equal modules are computed once.
     """
@@ -234,7 +234,7 @@ def _held_costs(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metri
 
 
 def _unknown_metrics(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
-    """Return the metrics that at least one of the layers does not give."""
+    """Return the metrics that are unknown in at least one of the layers."""
     return frozenset[Metric]().union(*(c.unknown for c in costs))
 
 
@@ -242,7 +242,7 @@ def _unknown_metrics(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
 def _module_costs(
     layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr], cache: Size
 ) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...], frozenset[Metric]]:
-    """Return a module's bytes, (kind, layer, FLOPs) of its operators, and its unknown metrics.
+    """Return a module's bytes, (operator kind, layer, FLOPs) of its operators, and its unknown metrics.
 
     Memoized, so that equal modules are computed once.
     """
@@ -320,7 +320,7 @@ def analytic_ledger(
     *,
     parallel: bool = False,
 ) -> Ledger:
-    """Return the analytic ledger of these nodes, without metrics that are unknown in one of them.
+    """Return the analytic ledger of these nodes, without metrics that are unknown in any of them.
 
     The metrics of storage are left to :func:`~costproof.analytic.storage.with_storage`.
 
@@ -334,10 +334,10 @@ def analytic_ledger(
 
 
 def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:
-    """Return the sum as an expression."""
+    """Return the sum of some sizes as a sympy expression."""
     return sympy.Add(*(sympy.sympify(size) for size in sizes))
 
 
 def _texts(*metrics: tuple[Metric, Size]) -> dict[Metric, str]:
-    """Return the metrics that are not zero as canonical formula text."""
+    """Return the nonzero metrics, with their values as canonical formula text."""
     return {metric: text(sympy.sympify(size)) for metric, size in metrics if size != 0}

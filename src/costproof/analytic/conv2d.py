@@ -1,4 +1,4 @@
-"""Cost two-dimensional convolutions and patch embeddings."""
+"""Cost formulas of two-dimensional convolutions and patch embeddings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar, TypeAlias
 from costproof.analytic.costs import LayerCosts, Size, layer
 
 Sides: TypeAlias = Size | tuple[Size, Size]
-"""One number for a square, or height and width."""
+"""Height and width, or one number for a square."""
 
 
 def area(sides: Sides) -> Size:
@@ -47,7 +47,7 @@ class Conv2d:
     bias: bool = True
     groups: Size = 1
     overlapping: bool = True
-    """Whether windows share elements: the stride is less than the kernel, or there is padding."""
+    """Whether the kernel's windows share elements, as with a stride below the kernel size or with padding."""
 
     def costs(self) -> LayerCosts:
         per_output = area(self.kernel) * _divide(self.channels_in, self.groups)
@@ -97,7 +97,7 @@ class PatchEmbedding:
     patch: Sides
     side: Sides
     grid: Sides
-    """Patches along each side: side / patch."""
+    """Number of patches along each side: side / patch."""
     item_bytes: Size
     bias: bool = True
 

@@ -1,4 +1,4 @@
-"""Define the interface of layers: a layer is a formula that returns the costs of one call."""
+"""Define the interface of layers: each layer is a formula that returns the costs of one call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NONE: Mapping[str, Size] = {}
 _REQUIRED: Final[tuple[Metric, ...]] = (
     "weight_bytes", "buffer_bytes", "weight_read_bytes", "input_bytes", "output_bytes",
 )  # fmt: skip
-"""Metrics that are unknown unless a layer gives them."""
+"""Metrics that are unknown unless the layer states them."""
 
 
 _MISSING: Final = sympy.Dummy("missing")
@@ -41,7 +41,7 @@ _MISSING: Final = sympy.Dummy("missing")
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weights W [rows, columns] of a linear layer Y = X Wᵀ + c or of a table; ``count`` matrices of that shape.
+    """Weights W [rows, columns] of a linear layer Y = X Wᵀ + c, or of a table; ``count`` matrices of this shape.
 
     A checkpoint may store them quantised; other parameters it stores as they are.
     """
@@ -50,25 +50,25 @@ class Matrix:
     columns: Size
     bias: bool = False
     kind: Literal["Linear", "Embedding", "Expert"] = "Linear"
-    """Kind of the module that owns them; ``Expert``: they are a stack, with a matrix for each expert."""
+    """Kind of the module that owns the weights; ``Expert`` is a stack with a matrix for each expert."""
     count: Size = 1
     read: Size | None = None
-    """How many of them a call reads; ``None``: all of them, or rows of a table."""
+    """Number of the matrices that a call reads; ``None``: all of them, or only rows of a table."""
     joined: bool = False
-    """Whether the rows are those of two matrices of a stack, gate and up projection."""
+    """Whether rows of two matrices, gate and up projection, are stacked in each matrix."""
 
     @property
     def elements(self) -> Size:
-        """Return the number of all weights and biases."""
+        """Return the number of weight and bias elements of all matrices."""
         return self.count * (self.rows * self.columns + (self.rows if self.bias else 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Collectives of one kind in a call of a layer."""
+    """Collectives of one kind in one call of a layer."""
 
     payload_bytes: Size
-    """Bytes of the full tensors."""
+    """Bytes of the full tensors of all collectives."""
     sent_bytes: Size
     """Bytes that the rank sends; see :mod:`costproof.ledger.mesh`."""
     messages: Size = 1
@@ -80,7 +80,7 @@ _NO_EXCHANGE: Mapping[str, Exchange] = {}
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """Costs of one call of a layer, without child modules; metrics as in :mod:`costproof.ledger.metrics`.
+    """Costs of one call of a layer, without child modules; metrics are those of :mod:`costproof.ledger.metrics`.
 
     If ``intermediate_bytes`` is given, the bytes of the layer are complete, and those that are not given are 0.
     Otherwise
@@ -88,45 +88,45 @@ class LayerCosts:
     """
 
     params: Size = 0
-    """Elements of the layer's own parameters."""
+    """Number of elements of the layer's own parameters."""
     params_active: Size | None = None
-    """Elements that one token passes (default: all of them)."""
+    """Number of parameter elements that one token meets (default: all of them)."""
     weight_bytes: Size = _MISSING
     buffer_bytes: Size = _MISSING
-    """Bytes of the buffers that the layer's module registers, read or not, in their own dtype."""
+    """Bytes of all buffers that the layer's module registers, read or not, in their own dtypes."""
     matrices: tuple[Matrix, ...] = ()
-    """Weights and biases of linear layers, and embedding tables, which a quantised checkpoint may store otherwise."""
+    """Weights and biases of linear layers, and embedding tables: the parameters that a checkpoint may quantise."""
     persistent_elements: Size = 0
-    """Elements of buffers that a checkpoint stores too."""
+    """Number of elements of the buffers that a checkpoint stores too."""
     persistent_bytes: Size = 0
-    """Part of :attr:`buffer_bytes` that a checkpoint stores too."""
+    """Part of :attr:`buffer_bytes` of the buffers that a checkpoint stores too."""
     weight_read_bytes: Size = _MISSING
     flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Headline FLOPs by operator kind, 2 per multiply-accumulate."""
     vector_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
-    """Elementwise and reduction FLOPs by operator kind."""
+    """Element-wise and reduction FLOPs by operator kind."""
     kept_scores: Mapping[str, Size] = field(default_factory=lambda: _NONE)
-    """Pairs of a query and a key that the masks leave, in all heads, by operator kind."""
+    """Number of query-key pairs that the masks keep, in all heads, by operator kind."""
     hidden_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Part of :attr:`flops` for scores that a mask hides."""
     skippable_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
-    """Part of the other :attr:`flops` that another algorithm for the same result skips."""
+    """Part of :attr:`flops`, hidden scores aside, that another algorithm for the same result skips."""
     float32_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
-    """Part of :attr:`flops` in float32 products, whatever the dtype of the run."""
+    """Part of :attr:`flops` of products in float32, whatever the dtype of the run is."""
     exchanges: Mapping[str, Exchange] = field(default_factory=lambda: _NO_EXCHANGE)
     """Collectives with other ranks by operator kind."""
     input_bytes: Size = _MISSING
     buffer_read_bytes: Size = 0
-    """Part of the input bytes from buffers of the model, which no layer computes."""
+    """Part of the input bytes that are read from buffers of the model rather than computed by a layer."""
     output_bytes: Size = _MISSING
     kv_read_bytes: Size = 0
     kv_cache_bytes: Size = 0
     intermediate_bytes: Size | None = None
-    """Further bytes that move if every operator runs separately: results that the layer's operators write for each
-    other, and repeated reads. 0 for a single operator; ``None`` if not derived."""
+    """Further bytes that move if every operator runs separately: results passed between the layer's operators, and
+    repeated reads. 0 for a single operator; ``None`` if not derived."""
 
     shared_weight_bytes: Size = 0
-    """Part of the weight bytes read that another layer of the stage reads and counts too."""
+    """Part of the weight bytes read that another layer of the stage reads and counts as well."""
     unknown: frozenset[Metric] = frozenset()
     """Metrics that the layer does not give (computed)."""
 
@@ -144,7 +144,7 @@ class LayerCosts:
         return read + self.kv_read_bytes + self.kv_cache_bytes
 
     def with_cache(self, share: Size) -> LayerCosts:
-        """Return the costs with cache bytes times ``share``: bytes of the cache format over those in the run dtype."""
+        """Return the costs with cache bytes times ``share``: bytes of the cache format per byte of the run's dtype."""
         if share == 1:
             return self
         read, appended = (sympy.expand(share * size) for size in (self.kv_read_bytes, self.kv_cache_bytes))
@@ -167,16 +167,16 @@ class LayerCosts:
 
 @runtime_checkable
 class Layer(Protocol):
-    """A formula: a frozen dataclass of sizes whose docstring derives its costs.
+    """A formula: a frozen dataclass of sizes, whose docstring derives its costs.
 
     Reports print the docstring as the derivation.
     """
 
     name: ClassVar[str]
-    """Registered name; cost nodes have it as their owner."""
+    """Name under which the layer is registered, which is the owner of its cost nodes."""
     title: ClassVar[str]
     source: ClassVar[str]
-    """Origin of the formula: a paper, or code by name."""
+    """Source of the formula: a paper, or code by name."""
 
     def __hash__(self) -> int:
         """Hash by value, so that equal layers are computed once."""
@@ -215,7 +215,7 @@ def _address(cls: type) -> str:
 
 
 def find_layer(name: str) -> type[Layer]:
-    """Return the layer class registered under a name, which cost nodes have as their owner.
+    """Return the layer class registered under a name, which is the owner of cost nodes.
 
     Raises:
         BadInput: no layer of that name is loaded.
@@ -232,7 +232,7 @@ def costs_of(layer: Layer) -> LayerCosts:
 
 
 def formula_docs(nodes: Iterable[CostNode]) -> dict[str, FormulaDoc]:
-    """Return name -> title, derivation and source of the layers that nodes come from.
+    """Return the title, derivation and source of each layer that owns nodes, by its name.
 
     Raises:
         BadInput: a node names a layer that is not loaded.

@@ -1,4 +1,4 @@
-"""Record the operators of a decoder on a memory tape: what each allocates and reads, as in transformers."""
+"""Record the operators of a decoder on a memory tape, with their allocations and reads as in transformers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 
 @dataclass(frozen=True, slots=True)
 class SequencePart:
-    """Place of a rank among those that share each sequence."""
+    """Position of a rank among the ranks that divide each sequence, and the order of their parts."""
 
     order: str
-    """``ring``, ``zigzag`` or ``ulysses``."""
+    """Plan of context parallelism: ``ring``, ``zigzag`` or ``ulysses``."""
     ranks: int
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """Steps that allocate memory on one rank of a mesh only, not on a single device: look-ups, gathers, biases, joins.
+    """Steps that allocate memory only on a rank of several, not on a single device: look-ups, gathers, biases, joins.
 
     All-reduces add up in place and allocate nothing.
 
@@ -40,28 +40,28 @@ class RankSteps:
     """
 
     masked: bool = False
-    """Whether the rank has some rows of the embedding's table, and overwrites look-ups of others with zeros."""
+    """Whether the rank holds only some rows of the embedding, and overwrites look-ups of others with zeros."""
     gathered: tuple[Size, Size, Size] | None = None
-    """(columns of all logits, the same with padding, those of a chunk); ``None`` if the rank computes all columns."""
+    """(columns of all logits, padded columns, columns of a chunk); ``None`` if the rank computes all columns."""
     padded: bool = False
-    """Whether the rank has fewer columns than a chunk."""
+    """Whether the rank has fewer columns of the logits than a chunk."""
     one_row: bool = False
-    """Whether a single row of logits is gathered, whose chunks lie in order."""
+    """Whether a single row of logits is gathered, so that its chunks are already in order."""
     biased: frozenset[str] = frozenset()
-    """Which of ``attention`` and ``mlp`` add a bias after a sum over ranks."""
+    """Modules, ``attention`` or ``mlp``, that add a bias after a sum over ranks."""
     rejoined: bool = False
-    """Whether latents are split in two parts and joined again."""
+    """Whether latents are split into two parts and joined again."""
     layers: range | None = None
-    """Layers of the rank's pipeline stage (default: all)."""
+    """Indices of the layers in the rank's pipeline stage (default: all)."""
     first: bool = True
     last: bool = True
-    """Whether the stage has the last norm and the output projection; others return hidden states."""
+    """Whether the pipeline stage has the last norm and the output projection; others return hidden states."""
     sharing: Size | None = None
-    """Ranks that share each sequence and cache heads of all positions (Ulysses); a call is given positions then."""
+    """Number of ranks of Ulysses, which cache some heads at all positions; calls then take position ids."""
     parts: SequencePart | None = None
-    """Place among ranks that share each sequence and cache own positions; a call is given positions then too."""
+    """Position among ranks that divide each sequence and cache their own positions; calls then take position ids."""
     kept: Size | None = None
-    """Tokens in the cache of a rank in a step whose new token another rank keeps; ``None`` if it keeps them itself."""
+    """Cached tokens of the rank in a step whose new token another rank caches; ``None`` if it caches new tokens."""
 
 
 ALONE: Final = RankSteps()
@@ -76,12 +76,12 @@ class DecoderTape(MixtureTape):
     """
 
     masks: dict[bool, Piece] = field(default_factory=dict)
-    """Whether a layer has a window -> the mask that the call is given."""
+    """Tape entry of the mask that the call is given, for layers with (true) and without a window (false)."""
     rank: RankSteps = ALONE
     apart: bool = False
-    """Whether keys and values of the prompt stay apart from those of later tokens, and each call joins both anew."""
+    """Whether the cache keeps the prompt separate from later tokens, so that each call concatenates both anew."""
     places: Piece | None = None
-    """Positions of the tokens if they are an argument of the call, else ``None``."""
+    """Tape entry of the position ids if they are an argument of the call, else ``None``."""
 
     def record(
         self,
@@ -93,7 +93,7 @@ class DecoderTape(MixtureTape):
         capped: bool,
         embedded: bool,
     ) -> MemoryTape:
-        """Record a call from token ids, or their embeddings, to logits.
+        """Record a call from token ids, or from embeddings, to logits.
 
         Args:
             stack: the decoder.
@@ -158,26 +158,26 @@ class DecoderTape(MixtureTape):
         return self._make(elements, hidden) if stack.scaled else hidden
 
     def _look_up(self, elements: Size, ids: Piece) -> Piece:
-        """Record look-ups in the embedding's table; those of rows that other ranks hold are overwritten with zeros."""
+        """Record the embedding; look-ups of rows that other ranks hold are overwritten with zeros."""
         if not self.rank.masked:
             return self._make(elements, ids)
         return masked_look_up(self.tape, elements, self.call.rows, self.call.item_bytes, ids)
 
     def _project_out(self, block: AttentionBlock | LatentBlock, core: Piece) -> Piece:
-        """Record the output projection of attention, and the addition of its bias if ranks are summed before it."""
+        """Record attention's output projection, and the addition of its bias after a sum over ranks."""
         return self._summed(self._make(self.call.rows * block.width, core), self.call.rows * block.width, "attention")
 
     def _summed(self, x: Piece, elements: Size, part: str) -> Piece:
         return self._make(elements, x) if part in self.rank.biased else x
 
     def _token_positions(self) -> Piece:
-        """Record the positions of the tokens, which follow those of the cache unless they are given."""
+        """Record the position ids, which follow those of cached tokens unless they are given."""
         if self.places is not None:
             return self.places
         return self.tape.make(INT64 * self.call.tokens, self.tape.make(INT64 * self.call.tokens))
 
     def _tables(self, stack: DecoderStack, hidden: Piece) -> list[tuple[Piece, ...]]:
-        """Record the position tables (cosines and sines, or complex numbers); none for a decoder without rotation."""
+        """Record the position tables (cosines and sines, or complex numbers), if the decoder has rotary embeddings."""
         if stack.table == 0:
             return [()]
         tape, tokens, positions = self.tape, self.call.tokens, self._token_positions()
@@ -199,7 +199,7 @@ class DecoderTape(MixtureTape):
         return found
 
     def _axes(self, width: Size, positions: Piece) -> tuple[Piece, ...]:
-        """Record cosines and sines of three positions per token, of which each axis contributes some frequencies."""
+        """Record cosines and sines of three position axes per token, each of which contributes some frequencies."""
         tape, rows = self.tape, self.call.rows
         angles = tape.make(6 * rows * width, tape.make(12 * rows, positions))
         cosines, sines = (tape.make(6 * rows * width, tape.make(6 * rows * width, angles)) for _ in range(2))
@@ -208,12 +208,12 @@ class DecoderTape(MixtureTape):
         return tuple(self._narrow(piece, rows * width) for piece in (cosines, sines))
 
     def _cosines(self, elements: Size, angles: Piece) -> tuple[Piece, ...]:
-        """Record cosines and sines of angles, which are scaled and cast to the run's dtype."""
+        """Record the cosines and sines of angles, with their scaling and cast to the run's dtype."""
         scaled = [self.tape.make(4 * elements, self.tape.make(4 * elements, angles)) for _ in range(2)]
         return tuple(self._narrow(one, elements) for one in scaled)
 
     def encode(self, layer: TransformerLayer, x: Piece, positions: Piece, mask: Piece, *, layers: int) -> Piece:
-        """Record layers that rotate queries and keys and keep no cache, and a last norm.
+        """Record layers with rotated queries and keys and without a cache, followed by a norm.
 
         All but the last hold the same, so that one of them is recorded.
 
@@ -243,7 +243,7 @@ class DecoderTape(MixtureTape):
     def _cache_sizes(
         self, layer: TransformerLayer, new: Size | None = None, past: Size | None = None
     ) -> tuple[Size, Size]:
-        """Return the bytes of a layer's cached keys and of its cached values, after the call or before it.
+        """Return the bytes of a layer's cached keys, and of its cached values, after the call or before it.
 
         Args:
             new: tokens that the call adds (default: its own).
@@ -258,7 +258,7 @@ class DecoderTape(MixtureTape):
         return size, size
 
     def _keys(self, block: AttentionBlock | LatentBlock) -> Size:
-        """Return the keys per sequence after the call; a full window of w keys caches w - 1."""
+        """Return the number of keys per sequence after the call; a full window of w keys caches w - 1."""
         if self.rank.kept is not None:
             return self.rank.kept
         if isinstance(block, AttentionBlock) and block.window != 0 and self.call.past != 0 and not block.filling:
@@ -267,7 +267,7 @@ class DecoderTape(MixtureTape):
 
     @property
     def _attended(self) -> StackCall:
-        """Return the sizes of the call as attention sees them: of a prompt that ranks share, with all of its tokens.
+        """Return the sizes of the call for attention: with the tokens of all ranks if they share the prompt.
 
         Branches: a new token of a step is one.
         """
@@ -277,7 +277,7 @@ class DecoderTape(MixtureTape):
         )
 
     def _of_own_heads(self, block: AttentionBlock | LatentBlock) -> AttentionBlock | LatentBlock:
-        """Return the attention block with the heads that this rank computes: its share of them under Ulysses."""
+        """Return the attention block with the heads of this rank: a share of them under Ulysses."""
         ranks = self.rank.sharing
         if ranks is None or isinstance(block, LatentBlock):
             return block
@@ -332,11 +332,11 @@ class DecoderTape(MixtureTape):
     def _with_own_heads(
         self, block: AttentionBlock, parts: tuple[Piece, Piece, Piece], old: tuple[Piece, ...], mask: Piece | None
     ) -> Piece:
-        """Record attention between exchanges of heads and positions, or, of one new token, before a gather.
+        """Record attention between all-to-alls of heads and positions, or before an all-gather in a decode step.
 
-        An exchange puts chunks in order, receives others and joins these. A gather needs no order before.
+        An all-to-all orders chunks, receives others and joins these. An all-gather needs no order before.
 
-        Branches: a call behind a past is a step.
+        Branches: a call with a past is a step.
         """
         call, own = self._attended, self._of_own_heads(block)
         assert isinstance(own, AttentionBlock)
@@ -377,7 +377,7 @@ class DecoderTape(MixtureTape):
         return queries, keys, values
 
     def _fused_attention(self, block: AttentionBlock, x: Piece, old: tuple[Piece, ...], mask: Piece | None) -> Piece:
-        """Record attention with a fused query/key/value projection and without rotation."""
+        """Record attention without rotation, with a fused query/key/value projection."""
         size = self.call.batch * self._keys(block) * block.width
         whole = self._make(3 * self.call.rows * block.width, x)
         cache = [self._make(size, *old[i : i + 1], whole) for i in range(2)]
@@ -394,7 +394,7 @@ class DecoderTape(MixtureTape):
         return self._make(elements, straight, self._make(elements, turned, sines))
 
     def _rotate_pairs(self, x: Piece, elements: Size, table: tuple[Piece, ...], *reads: Piece) -> Piece:
-        """Record the rotation of pairs: two products and their difference, two products and their sum, both joined."""
+        """Record the rotation of pairs: two differences and sums of products, which are joined."""
         halves = []
         for _ in range(2):
             products = [self._make(elements / 2, x, number) for number in table]
@@ -423,7 +423,7 @@ class DecoderTape(MixtureTape):
     def _extended(
         self, sizes: tuple[Size, Size], old: tuple[Piece, ...], new: tuple[Piece, Piece]
     ) -> tuple[Piece, Piece]:
-        """Record the extension of a layer's cache, unless another rank keeps what is new; return its pieces."""
+        """Record the extension of a layer's cache, unless another rank caches new tokens; return the cache's pieces."""
         if self.rank.kept is not None:
             return old[0], old[1]
         first, second = (
@@ -441,7 +441,7 @@ class DecoderTape(MixtureTape):
         ordered: bool,
         inside: bool = False,
     ) -> Piece:
-        """Record attention to a sequence whose parts lie on several ranks.
+        """Record attention to a sequence whose parts are on several ranks.
 
         In a step each rank attends to its own part, and weighted results of all are added in place. In a ring the parts
         pass by, and each is merged into the result; otherwise positions of all heads are exchanged for those of some.
@@ -453,7 +453,7 @@ class DecoderTape(MixtureTape):
             ordered: whether queries lie head by head, so that the result does too.
             inside: whether values are a part of a wider piece, and copied before they are sent.
 
-        Branches: a call behind a past is a step; of a zigzag order, parts of later ranks are seen by the second half.
+        Branches: a call with a past is a step; of a zigzag order, parts of later ranks are seen by the second half.
 
         Source: :mod:`costproof.models.decoding.sequence_model`.
         """
@@ -502,7 +502,7 @@ class DecoderTape(MixtureTape):
     def _merged(
         self, rows: Size, value: Size, result: Piece, logs: Piece, part: Piece, more: Piece
     ) -> tuple[Piece, Piece]:
-        """Record the merge of results over two parts of keys, and of the logarithms of their sums."""
+        """Record the merge of results, and of log-sum-exp values, over two parts of the keys."""
         tape, whole = self.tape, rows * value
         weight = tape.make(4 * rows, tape.make(4 * rows, more, logs))
         wide = self._widen(part, whole)
@@ -513,7 +513,7 @@ class DecoderTape(MixtureTape):
         return joined, tape.make(4 * rows, logs, share)
 
     def _latent_projected(self, block: LatentBlock, x: Piece, table: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        """Record the projections; return queries, their rotated part, the new latents and their rotated keys."""
+        """Record latent attention's projections; return queries, their rotated part, new latents and rotated keys."""
         rows = self.call.rows
         low = x if block.q_rank == 0 else self._norm("rms", self._make(rows * block.q_rank, x), rows, block.q_rank)
         q = self._make(rows * block.heads * (block.nope + block.rope), low)
@@ -525,7 +525,7 @@ class DecoderTape(MixtureTape):
         return q, turned, latents, key
 
     def _expanded(self, block: LatentBlock, keys: Size, context: Sequence[Piece]) -> tuple[Piece, Piece]:
-        """Record the expansion of latents and rotated keys; return keys, and what values are a part of."""
+        """Record the expansion of latents and rotated keys; return the keys, and the tensor that holds the values."""
         expanded = self._make(keys * block.heads * (block.nope + block.value_dim), context[0])
         return self._make(keys * block.heads * (block.nope + block.rope), expanded, context[1]), expanded
 
@@ -539,7 +539,7 @@ class DecoderTape(MixtureTape):
         *,
         packed: tuple[bool, bool] = (False, False),
     ) -> Piece:
-        """Record scores and weighted sums over expanded keys and values.
+        """Record scores and weighted sums over keys and values that latents were expanded to.
 
         Args:
             packed: whether queries, and keys, are views of those of several rows, head by head.
@@ -574,7 +574,7 @@ class DecoderTape(MixtureTape):
     def _rotate_latent(
         self, block: LatentBlock, q: Piece, down: Piece, table: tuple[Piece, ...]
     ) -> tuple[Piece, Piece]:
-        """Record the rotary embedding of latent attention: of part of the queries, and of the shared key."""
+        """Record the rotary embedding of latent attention, on a part of the queries and on the shared key."""
         parts = ((q, self.call.rows * block.heads * block.rope), (down, self.call.rows * block.rope))
         if not block.as_complex:
             one, other = (self._rotate_pairs(piece, elements, table) for piece, elements in parts)
@@ -597,7 +597,7 @@ class DecoderTape(MixtureTape):
         copied: bool,
         packed: tuple[bool, bool] = (False, False),
     ) -> Piece:
-        """Record torch's attention as separate float32 operators, used if queries and values differ in width.
+        """Record torch's unfused attention in float32 operators, used if queries and values differ in width.
 
         Args:
             given: the boolean mask of the call, which is turned into numbers; without one, several tokens make a mask.
@@ -638,7 +638,7 @@ class DecoderTape(MixtureTape):
     def _absorbed(
         self, block: LatentBlock, q: Piece, turned: Piece, cache: Sequence[Piece], mask: Piece | None, *, copied: bool
     ) -> Piece:
-        """Record a decode step of absorbed latent attention, in which latents are the keys and values of all heads.
+        """Record a decode step of absorbed latent attention, with latents as the keys and values of all heads.
 
         Args:
             copied: whether the result is copied, since it lies head by head.
@@ -657,7 +657,7 @@ class DecoderTape(MixtureTape):
         return self._make(heads * block.value_dim, core) if copied else core
 
     def _shared_scores(self, block: LatentBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None) -> Piece:
-        """Record eager attention over keys and values of all heads; a batched product copies them for each head."""
+        """Record eager attention with keys and values that all heads share; a batched product copies them per head."""
         context = self.call.batch * block.heads * self._keys(block)
         scores = self.call.rows * block.heads * self._keys(block)
         copied = not (self.branches.one_sequence or self.branches.one_head)
@@ -670,7 +670,7 @@ class DecoderTape(MixtureTape):
 
 
 def last_two(kinds: Sequence[object]) -> set[int]:
-    """Return the positions of the last two layers of each kind."""
+    """Return the indices of the last two layers of each kind."""
     found: dict[object, list[int]] = {}
     for i, kind in enumerate(kinds):
         found.setdefault(kind, []).append(i)
@@ -678,7 +678,7 @@ def last_two(kinds: Sequence[object]) -> set[int]:
 
 
 def masked_look_up(tape: MemoryTape, elements: Size, rows: Size, item: Size, ids: Piece) -> Piece:
-    """Record look-ups of ``rows`` tokens in a table of which the rank has some rows; return the piece of their sums.
+    """Record look-ups of ``rows`` tokens in a table of which the rank has some rows; return the masked result.
 
     Two comparisons and their union find the ids of other ranks, for which row 0 is read and overwritten with a zero.
     """

@@ -1,4 +1,4 @@
-"""Cost residual additions, layer scales, soft caps, activations, and the product with a gate."""
+"""Cost formulas of residual additions, layer scales, soft caps, activations, and the product with a gate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from costproof.ledger.errors import BadInput
 
 @layer
 class Residual:
-    """A chain of additions, x + f₁ + f₂ + …, where each branch fᵢ comes from another module.
+    """A chain of residual additions, x + f₁ + f₂ + …, where each branch fᵢ comes from another module.
 
     One addition per element and branch:
 
@@ -75,7 +75,7 @@ class LayerScale:
 
 @layer
 class SoftCap:
-    """c tanh(x / c): a division, tanh, a multiplication for every element.
+    """Soft cap c tanh(x / c): a division, tanh and a multiplication per element.
 
     vector_flops = 3 elements
 
@@ -113,7 +113,7 @@ ACTIVATION_FLOPS: Final[dict[str, int]] = {
 """Primitive operations per element of each activation function."""
 
 WRITTEN_OUT: Final[dict[str, int]] = {"quick_gelu": 7, "gelu_new": 18}
-"""Elements read and written per element by activation functions that are several operators."""
+"""Elements read and written per element by activation functions that run as several operators."""
 
 
 @layer
@@ -164,7 +164,7 @@ class Activation:
 
 @layer
 class GatedProduct:
-    """act(X W_gateᵀ) * (X W_upᵀ): one multiplication per element of the intermediate state.
+    """Product act(X W_gateᵀ) * (X W_upᵀ): one multiplication per element of the intermediate state.
 
         vector_flops = elements
 

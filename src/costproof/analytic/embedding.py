@@ -1,4 +1,4 @@
-"""Cost look-ups of rows in tables, token embeddings and learned positions, and image features put among them."""
+"""Cost formulas of token embeddings, learned positions, and image features that replace token embeddings."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Embedding:
     width: Size
     item_bytes: Size
     scaled: bool = False
-    """Whether a constant of the model scales the rows."""
+    """Whether the looked-up rows are multiplied by a constant of the model."""
     lent: bool = False
     read_whole: bool = False
-    """Whether another module of the stage reads all of the table, as a tied output projection does."""
+    """Whether another module of the stage reads the whole table, as a tied output projection does."""
 
     def costs(self) -> LayerCosts:
         row = self.width * self.item_bytes
@@ -56,9 +56,9 @@ class Embedding:
 
 
 INT64: Final = 8
-"""Bytes of an index, which is an int64."""
+"""Bytes of an int64 index."""
 BICUBIC_FLOPS: Final = 31
-"""Per element: 4 x 4 taps are 16 multiplications and 15 additions."""
+"""FLOPs per element of a bicubic interpolation: 4 x 4 taps are 16 multiplications and 15 additions."""
 
 
 @layer
@@ -106,7 +106,7 @@ class PositionEmbedding:
 
 @layer
 class PositionIds:
-    """A registered buffer with the indices of all positions, int64 whatever the run's dtype.
+    """A registered buffer with the indices of all positions, int64 in every run.
 
     What looks rows up takes the first of them, and reads of integers are not counted. BERT has as many ids of segments,
     so ``buffers`` of them:
@@ -140,7 +140,7 @@ class PositionIds:
 
 @layer
 class LearnedPositions:
-    """Adds to every token the row of a table that its position looks up.
+    """Adds to every token the table row of its position.
 
     One addition per element:
 
@@ -163,9 +163,9 @@ class LearnedPositions:
     width: Size
     item_bytes: Size
     others: int = 0
-    """Further tables with a row for every token."""
+    """Further tables that add a row to every token."""
     each: bool = False
-    """Whether every sequence has its own positions."""
+    """Whether every sequence has its own position ids."""
 
     def costs(self) -> LayerCosts:
         rows, summands = self.positions * self.width, 1 + self.others
@@ -180,7 +180,7 @@ class LearnedPositions:
 
 @layer
 class ClassAndPositions:
-    """Puts a class token, if there is one, before the grid² image tokens of each view and adds positions.
+    """Puts a class token, if any, before the grid² image tokens of each view, and adds position embeddings.
 
     The sequence has tokens = grid² + 1 (grid² without a class token); one addition per element:
 
@@ -212,7 +212,7 @@ class ClassAndPositions:
     item_bytes: Size
     resampled: bool
     looked_up: bool = False
-    """Whether the module looks up all ``entries`` positions, whatever the grid."""
+    """Whether the module looks up all ``entries`` positions, whatever the grid is."""
     own_table: bool = False
     """Whether the table is a parameter of this layer."""
     class_token: bool = True
@@ -243,7 +243,7 @@ class ClassAndPositions:
 
 @layer
 class FeaturesInPrompt:
-    """Joins the features of all images and writes them over the places of image tokens in the embedded prompt.
+    """Concatenates the features of all images, and writes them over the image tokens in the embedded prompt.
 
     Everything is data movement: no FLOPs. In come the features, rows x width in all, and the embedded prompt,
     prompt x width. Out goes the prompt with the features in it, and, where the model also returns them, the joined
@@ -257,13 +257,13 @@ class FeaturesInPrompt:
     source: ClassVar[str] = "Liu et al. 2023, Visual Instruction Tuning, figure 1; LlavaModel.forward (transformers)"
 
     rows: Size
-    """Features of all images."""
+    """Number of feature rows of all images."""
     prompt: Size
-    """Tokens of all prompts, including the places of images."""
+    """Number of tokens of all prompts, including placeholders of images."""
     width: Size
     item_bytes: Size
     returned: bool = True
-    """Whether the model returns the joined features."""
+    """Whether the model also returns the concatenated features."""
 
     def costs(self) -> LayerCosts:
         features, prompt = (rows * self.width * self.item_bytes for rows in (self.rows, self.prompt))
@@ -277,7 +277,7 @@ class FeaturesInPrompt:
 
 @layer
 class PickedPositions:
-    """Picks ``rows`` rows of hidden states, those whose logits are needed: read and written once, without FLOPs."""
+    """Selects the ``rows`` rows of hidden states that need logits: read and written once, without FLOPs."""
 
     name: ClassVar[str] = "picked_positions"
     title: ClassVar[str] = "Positions that get logits"

@@ -1,4 +1,4 @@
-"""Cost a mixture of experts: the router, and the routed experts as one kernel or a loop over modules."""
+"""Cost formulas of a mixture of experts: the router, and the routed experts as one kernel or a loop over modules."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from costproof.analytic.elementwise import Activation
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """Scheme by which a router chooses and weights experts."""
+    """Scheme by which a router selects and weights experts."""
 
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     groups: Size = 0
-    """Expert groups of group-limited routing; 0 for top-k over all experts."""
+    """Number of expert groups in group-limited routing; 0 for top-k over all experts."""
     group_best: int = 1
-    """Number of scores whose sum ranks a group."""
+    """Number of top scores in a group whose sum ranks the group."""
     best_groups: int = 1
-    """Number of groups from which the experts of a token are chosen."""
+    """Number of groups from which a token's experts are selected."""
     corrected: bool = False
-    """Whether a bias is added to the scores for the choice."""
+    """Whether a bias is added to the scores for the selection only."""
     normalised: bool = False
-    """Whether the k weights are divided by their sum."""
+    """Whether the weights of the k selected experts are divided by their sum."""
     floor: bool = False
-    """Whether a small constant is added to that sum."""
+    """Whether a small constant is added to the sum of the weights before the division by it."""
     scaled: bool = True
-    """Whether the k weights are multiplied by a constant."""
+    """Whether the weights of the k selected experts are multiplied by a constant."""
     late: bool = False
-    """Whether the softmax is over the logits of the chosen k instead of all."""
+    """Whether the softmax is over the logits of the k selected experts instead of all."""
     biased: bool = False
-    """Whether the linear layer has a bias."""
+    """Whether the linear layer of the router has a bias."""
     narrow: bool = False
-    """Whether the k weights are returned in the run's dtype; otherwise in float32."""
+    """Whether the weights of the k selected experts are in the run's dtype; otherwise in float32."""
     upcast: bool = True
     """Whether the linear layer that scores the experts computes in float32 rather than in the run's dtype."""
 
@@ -114,7 +114,7 @@ class Router:
         )
 
     def _between(self, scores: Size, chosen: Size) -> Size:
-        """Return the bytes that operators of the router pass to each other.
+        """Return the bytes passed between the operators of the router.
 
         The linear layer writes the scores, and the operator that turns them into shares reads them; the shares are
         written, and the selection reads them. A correction is one more operator, and the k weights are gathered from
@@ -139,7 +139,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class _ExpertWeights:
-    """Weights of all experts, three matrices each. A call reads those of at most min(experts, rows) experts."""
+    """Weights of all experts, three matrices each; a call reads those of at most min(experts, rows) experts."""
 
     tokens: Size
     hidden: Size
@@ -154,7 +154,7 @@ class _ExpertWeights:
         return self.tokens * self.top_k
 
     def matrices(self, *, bias: bool) -> tuple[Matrix, ...]:
-        """Return the matrices of all experts: gate and up projections, and down projections.
+        """Return the matrices of all experts: stacked gate and up projections, and down projections.
 
         Branches: as those of the weights read.
         """
@@ -166,7 +166,7 @@ class _ExpertWeights:
 
     @property
     def passed(self) -> Size:
-        """Return the experts that a token passes: ``top_k``.
+        """Return the number of experts that process a token, ``top_k``.
 
         Branches: of a rank's share of the experts at most all.
         """
@@ -174,7 +174,7 @@ class _ExpertWeights:
         return sympy.Min(self.top_k, self.experts) if shared else self.top_k
 
     def held(self) -> LayerCosts:
-        """Return the costs of the weights that one call holds and reads.
+        """Return the costs of the weights that a call holds in memory, and of those that it reads.
 
         Branches: no call reads more experts than there are, and none without a row for it.
         """
@@ -189,7 +189,7 @@ class _ExpertWeights:
 
 
 def _kernel_copies(held: _ExpertWeights, weight_item: Size, *, batched: bool) -> Size:
-    """Return the bytes of the copies that an expert kernel makes, counted only in unfused bytes.
+    """Return the bytes of the copies that an expert kernel makes, which count only as unfused bytes.
 
     grouped_mm sorts the weights of the rows, which are written and read, and puts the weighted rows back in the order
     of the
@@ -204,7 +204,7 @@ def _kernel_copies(held: _ExpertWeights, weight_item: Size, *, batched: bool) ->
 
 @layer
 class Experts(_ExpertWeights):
-    """Each token passes ``top_k`` of ``experts`` gated MLPs hidden -> intermediate -> hidden.
+    """Routed experts: each token passes ``top_k`` of ``experts`` gated MLPs hidden -> intermediate -> hidden.
 
     There are rows = tokens top_k pairs of token and expert. Each passes the fused gate and up
     projection (hidden -> 2 intermediate) and the down projection (intermediate -> hidden):
@@ -238,9 +238,9 @@ class Experts(_ExpertWeights):
     )
 
     weight_item: Size = 4
-    """Bytes of one router weight."""
+    """Bytes of one expert weight of the router."""
     batched: bool = False
-    """Whether weights are gathered for every row; else rows are sorted by expert."""
+    """Whether the kernel gathers an expert's weights for every row; otherwise it sorts rows by expert."""
 
     def costs(self) -> LayerCosts:
         rows = self.rows
@@ -259,7 +259,7 @@ class Experts(_ExpertWeights):
 
 @layer
 class ClampedExperts(_ExpertWeights):
-    """:class:`Experts` with biases and a gate of their own, (up + 1) gate sigmoid(alpha gate), both clamped before.
+    """Variant of :class:`Experts` with biases and a clamped gate: (up + 1) gate sigmoid(alpha gate).
 
     Biases are added to what the grouped products return: 2 intermediate + hidden additions per row. Of every element
     of the intermediate state, both clamps, two products with the gate, the sigmoid, the addition of 1 and the last
@@ -314,7 +314,7 @@ class ClampedExperts(_ExpertWeights):
 
 @layer
 class LoopedExperts(_ExpertWeights):
-    """All experts of a layer together: each row passes one gated MLP hidden -> intermediate -> hidden.
+    """All experts of a layer, run in a loop: each row passes one gated MLP hidden -> intermediate -> hidden.
 
     Which expert gets how many rows is data; every cost is a multiple of the rows, and all experts
     together get rows = tokens top_k. Three linear layers, the activation (a per element, see
@@ -350,7 +350,7 @@ class LoopedExperts(_ExpertWeights):
 
 @layer
 class ExpertLoop:
-    """The work of a mixture outside its experts: sort tokens by expert, scatter results back, weight and add them.
+    """Work of a mixture outside of its experts: sort tokens by expert, scatter, weight and add the results.
 
     A copy of every token for every expert that it passes goes out, rows = tokens top_k of them; the
     experts' results come in, are put back in order, multiplied by the router's weights (rows hidden),
@@ -388,7 +388,7 @@ class ExpertLoop:
 
 @layer
 class MaskedRows:
-    """Overwrites with zeros the rows of experts that other ranks hold; each rank is given all rows and skips those.
+    """Overwrites the rows of other ranks' experts with zeros; each rank is given all rows and skips those.
 
     Of ``rows`` pairs of a token and an expert. Unfused, the weights of the rows are read and written, and so are their
     hidden states, what the first products return, 2 intermediate wide, and what the second ones do:

@@ -13,7 +13,7 @@ from costproof.analytic.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """MLP: down(act(up(x))), or gated, down(act(gate(x)) * up(x)).
+    """MLP: down(act(up(x))), or if gated, down(act(gate(x)) * up(x)).
 
     Roles: ``.gate``, ``.up``, ``.activation``, ``.down`` below its own.
     """
@@ -21,12 +21,12 @@ class Mlp:
     width: Size
     inner: Size
     function: str
-    """See :data:`costproof.analytic.elementwise.ACTIVATION_FLOPS`."""
+    """Activation function, a key of :data:`costproof.analytic.elementwise.ACTIVATION_FLOPS`."""
     gated: bool = False
     bias: bool = True
-    """Whether its linear layers have biases."""
+    """Whether the linear layers of the MLP have biases."""
     activation_module: bool = True
-    """Whether the activation is a module; otherwise a function runs in the MLP itself."""
+    """Whether the activation runs in its own module; otherwise the MLP calls a function."""
 
     def parts(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
         """Return the modules of the MLP with their formulas, for ``rows`` tokens and ``b`` bytes per element."""
@@ -45,7 +45,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMixture:
-    """Mixture of experts: each token passes ``top_k`` gated experts and all shared experts.
+    """Mixture of experts: each token passes ``top_k`` gated routed experts and all shared experts.
 
     Roles: its own, and of the same layer ``router``, ``experts``, ``experts.activation``, and
     ``shared`` with the parts of an MLP.
@@ -58,20 +58,20 @@ class ExpertMixture:
     top_k: Size
     function: str
     shared: Size = 0
-    """Inner width of all shared experts together; 0 if there are none."""
+    """Total inner width of the shared experts; 0 without shared experts."""
     routing: RoutingRule = PLAIN
     clamped: bool = False
-    """Whether experts have biases and a clamped gate, without a module for the activation."""
+    """Whether experts have biases and a clamped gate, which has no activation module."""
     batched: bool = False
     """Whether the kernel gathers weights for every row (see :class:`~costproof.analytic.experts.Experts`)."""
     held: Size | None = None
-    """Number of experts that this device holds (default: all)."""
+    """Number of experts on this device (default: all)."""
     batches: Size = 1
-    """Tokens that these experts get, in units of the rank's own, which it routes."""
+    """Number of tokens that the experts on this device get, divided by the number that the rank routes."""
     exchanged: tuple[Size, Size] | None = None
-    """Pairs of a token and an expert that the rank sends to others, and gets from them, if it does not get tokens."""
+    """(token, expert) pairs that the rank sends to and gets from others, if it exchanges pairs instead of tokens."""
     looped: bool = False
-    """Whether every expert is a module that runs in a loop; otherwise one kernel runs all on stacked weights."""
+    """Whether each expert is a module, run in a loop; otherwise one kernel runs all of them on stacked weights."""
 
     def parts(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
         """Return the modules of the mixture with their formulas, for ``rows`` tokens and ``b`` bytes per element."""

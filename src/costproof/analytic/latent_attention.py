@@ -1,4 +1,4 @@
-"""Cost multi-head latent attention, which derives keys and values of all heads from one short vector per token."""
+"""Cost formulas of multi-head latent attention: keys and values of all heads come from one vector per token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from costproof.analytic.rotary import RotaryPairs
 
 @layer
 class LatentAttention:
-    """Attention whose cache holds a latent of ``rank`` elements and one rotated key of ``rope`` elements per token.
+    """Attention whose cache holds, per token, a latent of ``rank`` elements and one rotated key of ``rope`` elements.
 
     Queries and keys are nope + rope wide in every head, values value_dim; the rotated part of the key is the same in
     all heads. Scores, softmax and weighted sum cost what :class:`~costproof.analytic.attention.Attention` costs with
@@ -64,10 +64,10 @@ class LatentAttention:
     bias: Bias = "none"
     written_out: bool = False
     wide: bool = False
-    """Whether keys and values of a head, nope + value_dim, are wider than two latents."""
+    """Whether the key and value of a head, nope + value_dim, are wider than two latents."""
     elsewhere: bool = False
-    """Whether another rank caches the new tokens. This one attends to past tokens alone; the projection that expands
-    their latents reads these from the cache, not the attention."""
+    """Whether another rank caches the new tokens, so that this one attends to past tokens only; their latents are read
+    by the projection that expands them, not by the attention."""
 
     def costs(self) -> LayerCosts:
         new = 0 if self.elsewhere else self.batch * self.queries
@@ -99,7 +99,7 @@ class LatentAttention:
 
 @layer
 class AbsorbedAttention:
-    """The attention of :class:`LatentAttention` in a decode step, where latents serve as keys and as values.
+    """The attention of :class:`LatentAttention` in a decode step whose keys and values are the latents themselves.
 
     A key of a head is W_k c for a latent c, so q · W_k c = (W_kᵀ q) · c; a sum of values Σ p W_v c is W_v Σ p c. The
     projection that would expand every latent goes to the queries, nope -> rank, and to the sums, rank -> value_dim:
@@ -141,9 +141,9 @@ class AbsorbedAttention:
     bias: Bias = "none"
     written_out: bool = False
     narrow: bool = False
-    """Whether nope + value_dim < 4, so narrow that expanding keys and values may be less work."""
+    """Whether nope + value_dim < 4: for such narrow heads, expanding keys and values may be less work."""
     elsewhere: bool = False
-    """Whether another rank caches the new tokens. This one attends to past tokens alone."""
+    """Whether another rank caches the new tokens, so that this one attends to past tokens only."""
 
     def costs(self) -> LayerCosts:
         b, width, kept = self.item_bytes, self.rank + self.rope, 0 if self.elsewhere else self.queries
@@ -181,7 +181,7 @@ class LatentBlock:
     ``.kv_norm``, ``.kv_up``, ``.out``.
 
     A kernel that absorbs ``.kv_up`` skips the expansion of past latents and does wider scores and sums. For several
-    tokens behind a past this saves max(0, the one minus the other) FLOPs.
+    tokens with a past this saves max(0, the one minus the other) FLOPs.
     """
 
     width: Size
@@ -193,15 +193,15 @@ class LatentBlock:
     rank: Size
     """Width of the latents of keys and values."""
     as_complex: bool = False
-    """Whether a complex number rotates a pair; otherwise a cosine and a sine."""
+    """Whether pairs are rotated as complex numbers; otherwise by cosines and sines."""
     q_rank: Size = 0
-    """Width of the latents of queries; 0 if they have none."""
+    """Width of the latents of queries; 0 if queries are projected directly."""
     bias: bool = False
     """Whether the projections from and to the hidden states have biases, except ``.q``."""
     mask: Bias = "none"
     written_out: bool = False
     absorbed: bool = False
-    """Whether queries and sums absorb ``.kv_up``, which is then not called."""
+    """Whether queries and weighted sums absorb the weights of ``.kv_up``, which is then not called."""
     wide: bool = False
     """See :class:`LatentAttention`."""
     narrow: bool = False
@@ -215,7 +215,7 @@ class LatentBlock:
         return self.around(role, call, self.core(call), up)
 
     def core(self, call: StackCall) -> LatentAttention | AbsorbedAttention:
-        """Return the attention of a call to latents."""
+        """Return the attention layer of a call."""
         widths = (self.nope, self.rope, self.value_dim, self.rank)
         kind = AbsorbedAttention if self.absorbed else LatentAttention
         core: LatentAttention | AbsorbedAttention
@@ -225,13 +225,13 @@ class LatentBlock:
         return replace(core, wide=self.wide) if isinstance(core, LatentAttention) else replace(core, narrow=self.narrow)
 
     def expansion(self, call: StackCall) -> Linear:
-        """Return the projection that expands the latents of a call's context to keys and values."""
+        """Return the linear layer that expands the latents of a call's context to keys and values."""
         context = call.batch * (call.past + call.tokens)
         width = self.heads * (self.nope + self.value_dim)
         return Linear(context, self.rank, width, call.item_bytes, bias=False, skippable=self._saved(call))
 
     def around(self, role: str, call: StackCall, core: Layer, up: ModulePart) -> tuple[ModulePart, ...]:
-        """Return the modules of a block, given its attention layer and the module that expands the latents."""
+        """Return all modules of the block, given its attention layer and the module that expands the latents."""
         b, rows = call.item_bytes, call.rows
         rotation = RotaryPairs(call.batch, call.tokens, self.heads, 1, self.rope, b, self.as_complex)
         down = Linear(rows, self.width, self.rank + self.rope, b, self.bias)
@@ -245,7 +245,7 @@ class LatentBlock:
         )
 
     def _saved(self, call: StackCall) -> Size:
-        """Return the FLOPs that absorbing the expansion saves: that of past latents, minus wider scores and sums.
+        """Return the FLOPs saved by absorbing: the expansion of past latents, minus the cost of wider scores and sums.
 
         For a step with t keys this is positive if nope + value_dim >= 4 and t >= 2. Narrower heads save at most the
         expansion, which a floor then leaves out. Of several tokens the wider scores may be more work: these save
@@ -276,19 +276,19 @@ class LatentBlock:
 
 @dataclass(frozen=True, slots=True)
 class PackedLatentBlock:
-    """A :class:`LatentBlock` of a batch whose rows have different lengths: some absorb ``.kv_up``, others call it."""
+    """A :class:`LatentBlock` for rows of different lengths: some rows absorb ``.kv_up``, others call it."""
 
     blocks: tuple[LatentBlock, ...]
-    """The block of each kind of row; they differ in masks, and in whether they absorb."""
+    """Block of each kind of row; the blocks differ in masks, and in whether they absorb the expansion."""
     calls: tuple[StackCall, ...]
-    """Sizes of one row of each kind, in :data:`~costproof.algebra.series.ROW_SIZES`."""
+    """Call of one row of each kind, at the sizes :data:`~costproof.algebra.series.ROW_SIZES`."""
     counts: tuple[int, ...]
-    """Number of rows of each kind."""
+    """Number of rows of each kind, in the order of ``blocks``."""
     saves: tuple[bool, ...]
-    """For each kind, whether absorbing would save work."""
+    """Whether absorption would save work, for each kind of row."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return the modules of the block with their formulas; ``call`` has the tokens of all rows.
+        """Return the block's modules with their formulas; ``call`` holds the tokens of all rows.
 
         Branches: how many rows expand their latents, and whether one has a past; several are joined for one projection.
         """
@@ -321,7 +321,7 @@ class PackedLatentBlock:
 
 @layer
 class PackedLatents:
-    """Latent attention of rows of different lengths, some of which expand their latents and others absorb that.
+    """Latent attention of rows of different lengths: some rows expand their latents, others absorb the expansion.
 
     Costs are those of :class:`~costproof.analytic.attention.PackedAttention`. If several rows are expanded, and one of
     them has a past or others are absorbed, the latents and rotated keys of all expanded rows are joined for one
@@ -337,11 +337,11 @@ class PackedLatents:
 
     attention: PackedAttention
     joined: Size = 0
-    """Latents and rotated keys of the expanded rows, if they are joined."""
+    """Elements of the latents and rotated keys of the expanded rows, if these are joined; otherwise 0."""
     latents: Size = 0
-    """Those of the latents that are of rows without a past."""
+    """Elements of the latents of rows without a past, among the joined ones."""
     shared: bool = False
-    """Whether some rows absorb the projection and others call it."""
+    """Whether some rows absorb the projection while others call it."""
 
     def costs(self) -> LayerCosts:
         found = self.attention.costs()

@@ -1,4 +1,4 @@
-"""Record the operators of transformer layers on a memory tape: what each allocates and reads, as in transformers."""
+"""Record the operators of transformer layers on a memory tape, with their allocations and reads as in transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from costproof.analytic.transformer import TransformerLayer
 
 @dataclass(frozen=True, slots=True)
 class CopyBranches:
-    """Branches of operators that copy their argument only at some sizes, since a dimension is 1 or heads are shared."""
+    """Conditions under which operators return a view instead of a copy: a dimension is 1, or heads are shared."""
 
     one_sequence: bool
     one_token: bool
@@ -34,23 +34,23 @@ class CopyBranches:
     shared: bool
     """Whether several query heads share a key/value head."""
     wide: bool
-    """Whether the dtype of the run is float32, so that a cast to float32 returns its argument."""
+    """Whether the run's dtype is float32, so that a cast to float32 returns its argument."""
     one_key: bool = False
     one_shared: bool = False
-    """Whether all query heads share one key/value head, which is repeated as a view until a product copies it."""
+    """Whether all query heads share one key/value head, so that repeating it makes a view until a product copies it."""
     wide_heads: bool = False
-    """Whether heads have more than 256 elements, for which transformers repeats keys and values."""
+    """Whether heads have more than 256 elements, so that transformers repeats keys and values."""
     flash: bool = False
-    """Whether attention is that of the package flash-attn."""
+    """Whether the package flash-attn computes attention."""
     padded_heads: bool = False
-    """Whether that package pads heads to a multiple of 8 elements."""
+    """Whether the package flash-attn pads heads to a multiple of 8 elements."""
     joined: bool = False
-    """Whether the result of attention is joined with those of other rows, which reads it without its padding."""
+    """Whether the result of attention is joined with other rows' results, which drops its padding without a copy."""
 
 
 @dataclass(slots=True)
 class LayerTape:
-    """Memory tape of one call of a stack of layers; without a cache it is an encoder."""
+    """Memory tape of one call of a stack of layers without a cache, such as an encoder."""
 
     call: StackCall
     branches: CopyBranches
@@ -64,7 +64,7 @@ class LayerTape:
         return piece if self.branches.wide else self.tape.make(4 * elements, piece)
 
     def _narrow(self, piece: Piece, elements: Size, *reads: Piece) -> Piece:
-        """Record a cast from float32 to the run's dtype; if no cast is needed, record only the read."""
+        """Record a cast from float32 to the run's dtype, or only the read if no cast is needed."""
         if not self.branches.wide:
             return self._make(elements, piece, *reads)
         self.tape.read(piece, *reads)
@@ -93,7 +93,7 @@ class LayerTape:
         return self._norm(kind, x, self.call.rows, width)
 
     def _keys(self, block: AttentionBlock) -> Size:
-        """Return the number of keys per sequence that queries attend to."""
+        """Return the number of keys per sequence in attention."""
         return self.call.past + self.call.tokens
 
     def layer(
@@ -103,7 +103,7 @@ class LayerTape:
         attend: Callable[[Piece], Piece] | None = None,
         cross: Callable[[Piece], Piece] | None = None,
     ) -> Piece:
-        """Record a layer; return the piece of its result.
+        """Record a layer; return the tape entry of its result.
 
         Args:
             attend: records attention with its projections (default: without a cache).
@@ -185,7 +185,7 @@ class LayerTape:
         return self._narrow(share, scores)
 
     def _in_order(self, result: Piece, elements: Size) -> Piece:
-        """Record the copy made when heads and tokens are transposed before the output projection."""
+        """Record the copy that makes heads and tokens contiguous before the output projection."""
         if self.branches.one_token or self.branches.one_head:
             return result
         return self._make(elements, result)
@@ -209,7 +209,7 @@ class LayerTape:
         width: Size,
         narrower: Size | None = None,
     ) -> Piece:
-        """Record attention of the package flash-attn, whose results lie token by token.
+        """Record attention of the package flash-attn, whose results are token-major.
 
         Besides the result it returns the log-sum of each query and head, in float32, and two int64 of a generator.
         Before the call, transformers pads narrower values to the width of queries and keys.
@@ -259,7 +259,7 @@ class LayerTape:
         return self._make(elements, x)
 
     def sequence(self, parts: Iterable[ModulePart], x: Piece) -> Piece:
-        """Record the layers of modules that run one after the other; return the piece of the last result."""
+        """Record modules that run one after the other; return the tape entry of the last result."""
         for layer in (layer for part in parts if part.called for layer in part.layers):
             if isinstance(layer, Linear):
                 x = self.tape.make(layer.rows * layer.features_out * layer.item_bytes, x)
@@ -279,7 +279,7 @@ class LayerTape:
     def joined_attention(
         self, block: AttentionBlock, table: tuple[Piece, ...], before: Size, lengths: Sequence[Size], x: Piece
     ) -> Piece:
-        """Record attention that runs sequence by sequence on joined sequences; queries and keys are in float32.
+        """Record attention that runs one call per sequence on packed sequences, with float32 queries and keys.
 
         Args:
             table: cosines and sines of all tokens.
@@ -313,7 +313,7 @@ class LayerTape:
         return self._make(rows * block.width, self._make(elements, *results))
 
     def token_positions(self, ids: Piece) -> Piece:
-        """Record positions that count the tokens of each text other than padding.
+        """Record position ids that count the non-padding tokens of each text.
 
         Source: ``RobertaEmbeddings.create_position_ids_from_input_ids`` (transformers): a mask as int32, its running
         sum, its cast, the sum with the cached length, the product with the mask, the cast to int64, the sum with the
@@ -326,7 +326,7 @@ class LayerTape:
         return tape.make(INT64 * rows, tape.make(INT64 * rows, found))
 
     def words(self, ids: Piece, width: Size, *, segments: bool, from_ids: bool) -> Piece:
-        """Record the embeddings of token ids, of segments where there are any, and of positions; and their norm.
+        """Record the embeddings of token ids, of segments if there are any, and of positions, and their norm.
 
         Args:
             from_ids: whether positions are those of :meth:`token_positions`; otherwise all texts have the same.
@@ -353,7 +353,7 @@ class LayerTape:
         resampled: Size | None = None,
         in_float32: bool = False,
     ) -> Piece:
-        """Record the convolution of images to grid x grid patches, the class token, and the sum with positions.
+        """Record the patch convolution to grid x grid patches, the class token, and the addition of positions.
 
         Args:
             class_token: whether a class token is put before the patches.
@@ -380,7 +380,7 @@ class LayerTape:
         resampled: Size | None = None,
         in_float32: bool = False,
     ) -> Piece:
-        """Record the operators of :meth:`patches` behind the convolution."""
+        """Record the operators of :meth:`patches` after the convolution."""
         patches, own = grid**2 * width, self.call.tokens * width
         if class_token:
             x = self._make(self.call.rows * width, x)
@@ -420,6 +420,6 @@ class LayerTape:
 
 
 def plain_attention(layer: TransformerLayer) -> AttentionBlock | LatentBlock:
-    """Return the attention of a layer in a call of equal sequences; calls of unequal ones have no tape."""
+    """Return a layer's attention block, which must be one for equal sequences, not for packed rows."""
     assert isinstance(layer.attention, AttentionBlock | LatentBlock)
     return layer.attention

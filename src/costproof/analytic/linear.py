@@ -1,4 +1,4 @@
-"""Cost linear layers, the projection to logits, and parameters that another module reads."""
+"""Cost formulas of linear layers, the projection to logits, and parameters that another module reads."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Linear:
     item_bytes: Size
     bias: bool = True
     skippable: Size = 0
-    """Part of its FLOPs that another implementation of the same result skips."""
+    """Part of the layer's FLOPs that another implementation of the same result skips."""
     read: bool = True
-    """Whether another operator reads the result."""
+    """Whether another operator reads the result; an unread result is not an output."""
     cached: bool = False
-    """Whether the input is a part of the cache, so that its bytes are ``kv_read_bytes``."""
+    """Whether the input is a part of the cache, so that it counts as ``kv_read_bytes``."""
 
     def costs(self) -> LayerCosts:
         given = self.rows * self.features_in * self.item_bytes
@@ -56,7 +56,7 @@ class Linear:
 
 @layer
 class LmHead:
-    """A linear layer without bias from the hidden state to the vocabulary, on some positions only.
+    """A linear layer without bias from hidden states to the vocabulary, on selected positions.
 
     Of the positions of a prompt either all or only the last are mapped (``logits_to_keep``), so with
     ``positions`` of them per sequence it is a linear layer on batch x positions rows:
@@ -93,7 +93,7 @@ class LmHead:
 
 @layer
 class Lent:
-    """Parameters that a module owns and another module reads; here they cost only storage.
+    """Parameters that one module owns and another module reads; this layer counts only their storage.
 
     params = elements
     """
@@ -105,7 +105,7 @@ class Lent:
     elements: Size
     item_bytes: Size
     matrices: tuple[Matrix, ...] = ()
-    """Those of the elements that are a linear layer or a table."""
+    """Part of the parameters that is a linear layer or a table."""
 
     def costs(self) -> LayerCosts:
         held = self.elements * self.item_bytes

@@ -14,45 +14,45 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.costs import Size
 
 Piece = int
-"""Number of a piece of memory on a tape."""
+"""Index of an allocation on a memory tape."""
 
 
 @dataclass(slots=True)
 class MemoryTape:
-    """Operators in execution order with the memory they allocate and read; memory is released after its last reader.
+    """Operators in execution order, with the memory that they allocate and read; memory is freed after its last read.
 
     Views and results in place are not recorded: their readers read the piece that they share. Inputs and results of the
     call are alive as its caller holds them. Parameters and buffers are not recorded.
     """
 
     sizes: list[Size] = field(default_factory=list)
-    """Bytes of each piece."""
+    """Bytes of each allocation, by index."""
     steps: list[tuple[Piece | None, tuple[Piece, ...]]] = field(default_factory=list)
-    """For each operator, the piece that it allocates, and the pieces that it reads."""
+    """For each operator, the index of its allocation, if any, and the indices of the allocations that it reads."""
     inputs: list[Piece] = field(default_factory=list)
     results: set[Piece] = field(default_factory=set)
     _moves: dict[tuple[int, ...], tuple[tuple[Piece, int], ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """The memoized allocations and releases, by what is recorded and whether inputs are held."""
+    """Memoized allocations and releases, by the recorded steps and by whether inputs are held."""
 
     def give(self, size: Size) -> Piece:
-        """Return a new piece of memory, which holds an input of the call."""
+        """Add an input of the call; return the index of its memory."""
         self.inputs.append(self._piece(size))
         return self.inputs[-1]
 
     def make(self, size: Size, *reads: Piece) -> Piece:
-        """Record an operator that reads some pieces; return the piece that it allocates."""
+        """Record an operator that reads some allocations; return the index of its own allocation."""
         made = self._piece(size)
         self.steps.append((made, reads))
         return made
 
     def read(self, *reads: Piece) -> None:
-        """Record an operator that reads pieces and allocates nothing."""
+        """Record an operator that reads allocations and makes none."""
         self.steps.append((None, reads))
 
     def keep(self, *pieces: Piece) -> None:
-        """Mark pieces of memory as results of the call, which stay alive."""
+        """Mark allocations as results of the call, which stay alive."""
         self.results.update(pieces)
 
     def _piece(self, size: Size) -> Piece:
@@ -60,7 +60,7 @@ class MemoryTape:
         return len(self.sizes) - 1
 
     def given(self) -> sympy.Expr:
-        """Return the bytes of all inputs."""
+        """Return the bytes of the call's inputs."""
         return sympy.Add(*(sympy.sympify(self.sizes[piece]) for piece in self.inputs))
 
     def peak(self, known: Mapping[str, int], *, inputs_held: bool = True) -> tuple[sympy.Expr, ...]:
@@ -101,7 +101,7 @@ class MemoryTape:
         return max(accumulate((sign * sizes[piece] for piece, sign in self._events(inputs_held)), initial=0))
 
     def _events(self, inputs_held: bool) -> tuple[tuple[Piece, int], ...]:
-        """Return (piece, 1) for each allocation and (piece, -1) for each release, in order."""
+        """Return (index, 1) for each allocation and (index, -1) for each release, in order."""
         recorded = len(self.steps), len(self.inputs), len(self.results), int(inputs_held)
         if recorded not in self._moves:
             self._moves[recorded] = tuple(self._each_event(inputs_held))

@@ -30,7 +30,7 @@ class MixtureTape(LayerTape):
         return self._make(rows * width, result, shared)
 
     def _routed(self, mixture: ExpertMixture, x: Piece, indices: Piece, weights: Piece) -> Piece:
-        """Record the routed experts; those of a rank that holds some of them get the tokens of all batches.
+        """Record the routed experts; on a rank with a part of the experts, they get the tokens of all batches.
 
         Experts of other ranks have a number behind the last one and weight 0. Sums over ranks add up in place.
 
@@ -60,11 +60,11 @@ class MixtureTape(LayerTape):
         return self._make(self.call.rows * mixture.width, result) if several else result
 
     def _masked(self, piece: Piece, size: Size, mask: Piece | None) -> Piece:
-        """Record that rows of other ranks' experts are overwritten with zeros, if there are any."""
+        """Record the overwriting of rows of other ranks' experts with zeros, if there are any."""
         return piece if mask is None else self.tape.make(size, piece, mask)
 
     def _router(self, mixture: ExpertMixture, x: Piece) -> tuple[Piece, Piece]:
-        """Record the router of a mixture of experts; return the pieces of expert indices and weights."""
+        """Record the router of a mixture of experts; return the tape entries of expert indices and weights."""
         tape, rows, how = self.tape, self.call.rows, mixture.routing
         scores, chosen = rows * mixture.experts, rows * mixture.top_k
         if how.upcast:
@@ -98,7 +98,7 @@ class MixtureTape(LayerTape):
         return indices, self._narrow(best, chosen) if how.narrow else best
 
     def _group_scores(self, mixture: ExpertMixture, corrected: Piece) -> Piece:
-        """Record group-limited routing; return the mask of the experts outside of the chosen groups."""
+        """Record group-limited routing; return the tape entry of the mask of experts outside of the selected groups."""
         tape, rows, how = self.tape, self.call.rows, mixture.routing
         scores, groups = rows * mixture.experts, rows * how.groups
         best = [tape.make(size * groups * how.group_best, corrected) for size in (4, INT64)]

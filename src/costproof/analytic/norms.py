@@ -1,4 +1,4 @@
-"""Cost normalizations: layer norm, channel norm in primitives, and RMS norm."""
+"""Cost formulas of normalizations: layer norm, channel norm in primitives, and RMS norm."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """Base of norms that take ``operations`` per element and 2 per row, over ``rows`` rows of ``width`` elements."""
+    """Base class of norms over ``rows`` rows of ``width`` elements: ``operations`` per element, and 2 per row."""
 
     operations: ClassVar[int]
     vectors: ClassVar[int]
-    """Parameters per element of a row: scale and shift."""
+    """Number of parameters per element of a row: scale and, for some norms, shift."""
 
     rows: Size
     width: Size
     item_bytes: Size
     read: bool = True
-    """Whether another operator reads the result."""
+    """Whether another operator reads the result; an unread result is not an output."""
 
     def costs(self) -> LayerCosts:
         elements, owned = self.rows * self.width, self.vectors * self.width
@@ -35,7 +35,7 @@ class _Norm:
         )
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that operators of the norm pass to each other; 0 for a single operator."""
+        """Return the bytes passed between the operators of the norm; 0 if it is a single operator."""
         return 0
 
 

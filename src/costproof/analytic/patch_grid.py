@@ -1,4 +1,4 @@
-"""Cost image encoders of variable resolution: patch volumes, interpolated positions, and rotation by row and column."""
+"""Cost formulas of image encoders of variable resolution: patches, interpolated positions, axial rotation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from costproof.analytic.linear import Linear
 from costproof.analytic.norms import NORMS, NormKind
 
 FLOAT32: Final = 4
-"""Bytes of an element of tensors that are computed in float32 independently of the dtype of the run."""
+"""Bytes of an element of tensors that are float32 in every run."""
 _TAPS: Final = 4
-"""Neighbors of a grid point in a bilinear interpolation."""
+"""Number of grid points that a bilinear interpolation reads."""
 
 
 @layer
 class VolumePatches:
-    """A convolution from patches [patches, channels, t, p, p] to vectors [patches, hidden], its kernel the whole patch.
+    """A convolution on flattened patches [patches, channels, t, p, p] to [patches, hidden]; its kernel covers a patch.
 
     Each result is a dot product over volume = channels t p² elements:
 
@@ -55,7 +55,7 @@ class VolumePatches:
 
 @layer
 class InterpolatedPositions:
-    """Adds to every patch the positions of its four neighbours on the grid of a table, weighed bilinearly.
+    """Adds to every patch a bilinear interpolation of the position embeddings of four neighbours on a table's grid.
 
     Four multiplications and four additions for every element, and the sum with the patch:
 
@@ -88,7 +88,7 @@ class InterpolatedPositions:
 
 @layer
 class AxialTable:
-    """cos(t ω) and sin(t ω) for the row and the column of every patch and head_dim / 4 frequencies ω, in float32.
+    """Tables cos(t ω) and sin(t ω), in float32, for each patch's row and column and head_dim / 4 frequencies ω.
 
     Of head_dim / 2 angles a patch: the product, a cosine, a sine, and the scaling of both:
 
@@ -125,7 +125,7 @@ class AxialTable:
 
 @layer
 class JoinedImages:
-    """Concatenation of the attention outputs of all images: a copy, which reads and writes all of them if unfused."""
+    """Concatenation of the attention outputs of all images: a copy, which counts only as unfused bytes."""
 
     name: ClassVar[str] = "joined_images"
     title: ClassVar[str] = "Joining of the images after attention"
@@ -140,7 +140,7 @@ class JoinedImages:
 
 @layer
 class WindowOrder:
-    """Puts patches side by side that share a window of attention, and the merged tokens back into the image's order.
+    """Reorders patches so that attention windows are contiguous, and merged tokens back to the image's order.
 
     Everything is data movement: no FLOPs. patches x width elements, the cosines and sines of every patch, 2 patches
     head_dim in float32, and tokens x out merged ones are read and written. Where they go, integers say.
@@ -164,7 +164,7 @@ class WindowOrder:
 
 
 def window_pairs(side: Size, window: Size) -> Size:
-    """Return the number of pairs of tokens within one window, over all windows of a side x side image.
+    """Return the number of token pairs within windows, over all windows of a side x side image.
 
     Windows are cut from the first corner on; those at the far sides are as large as the remainder. A row of the image
     consists of floor(side / window) pieces of ``window`` units and a remainder r, so the squares of its pieces sum to
@@ -179,7 +179,7 @@ def window_pairs(side: Size, window: Size) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class PatchMerger:
-    """Merger of patches: down(act(up(x))), where x are the norms of ``merged`` neighbouring patches, concatenated.
+    """Merger of patches: down(act(up(x))), where x concatenates the norms of ``merged`` neighbouring patches.
 
     Roles: ``.norm``, ``.up``, ``.activation``, ``.down`` below its own.
 
@@ -188,10 +188,10 @@ class PatchMerger:
 
     width: Size
     merged: Size
-    """Patches that are merged to one token."""
+    """Number of patches that are merged to one token."""
     out: Size
     norm_last: bool = False
-    """Whether the neighbors are normalized together."""
+    """Whether the norm follows the concatenation of the neighbours."""
     norm: NormKind = "layer"
 
     def parts(self, role: str, patches: Size, b: Size) -> tuple[ModulePart, ...]:

@@ -1,4 +1,4 @@
-"""Cost pooling of a sequence to one vector: by attention of a learned probe, or by the first token."""
+"""Cost formulas of pooling a sequence to one vector: by attention of a learned probe, or by the first token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from costproof.analytic.norms import LayerNorm
 
 @layer
 class ProbeAttention:
-    """Multi-head attention of one query per sequence to all ``tokens`` of it, written out in products.
+    """Multi-head attention of one query per sequence to all its ``tokens``, as separate products (eager).
 
     The query is projected alone, keys and values by one matrix, and the result once more:
 
@@ -70,7 +70,7 @@ class ProbeAttention:
 
 @layer
 class Probe:
-    """Operators of the pooler itself: copy a learned query for every sequence, and add the MLP's result to attention's.
+    """Operators of the pooler itself: repeat a learned query for every sequence, and add the MLP's result.
 
         vector_flops = sequences width
 
@@ -123,7 +123,7 @@ class AttentionPooling:
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenPooler:
-    """Pooling by the first token: act(dense(x₀)); other tokens are not read.
+    """Pooling by the first token: act(dense(x₀)), which reads no other token.
 
     Roles: ``.dense``, ``.activation`` below its own.
 

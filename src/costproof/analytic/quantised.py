@@ -1,4 +1,4 @@
-"""State what a quantised matrix [o, i] takes, as a closed form for each part of its format.
+"""Closed forms of the elements and bytes of a quantised matrix [o, i], for each part of its format.
 
 These forms are written from the documents of the formats, and share with the layouts of
 :mod:`costproof.storage.formats` only what a configuration says. Each gives (elements, bytes) of the numbers, scales,
@@ -20,38 +20,38 @@ from costproof.storage import formats
 from costproof.storage.formats import Format
 
 Sizes = dict[str, tuple[Size, Size]]
-"""Part -> (elements, bytes); ``description`` is stored, but no run holds it."""
+"""(elements, bytes) of a format's parts, by part; checkpoints store the part ``description``, but no run loads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixShape:
-    """Shape of a matrix of a linear layer, in integers or symbols."""
+    """Shape of a linear layer's weight matrix, in integers or symbols."""
 
     o: Size
     i: Size
     has_bias: bool
     dtype: Dtype
-    """Dtype of what is not quantised."""
+    """Dtype of unquantised tensors."""
 
     @property
     def c(self) -> Size:
-        """Return the number of biases."""
+        """Return the number of bias elements."""
         return self.o if self.has_bias else 0
 
     @property
     def b(self) -> int:
-        """Return the bytes of an element that is not quantised."""
+        """Return the bytes of an unquantised element."""
         return FLOAT_BYTES[self.dtype]
 
 
 def parts_of(of: Format, m: MatrixShape) -> Sizes:
-    """Return (elements, bytes) of each part of a matrix in a format, without those that are 0."""
+    """Return (elements, bytes) of each part of a matrix in a format, by part, without empty parts."""
     found = _FORMS[type(of)](of, m)
     return {part: sizes for part, sizes in found.items() if sizes[0] != 0}
 
 
 def cache_scales(kind: str, dtype: Dtype) -> tuple[int, int]:
-    """Return (elements, bytes) of the scales that a layer's quantised cache has, one for keys and one for values.
+    """Return (elements, bytes) of the scales of a layer's quantised cache, one for keys and one for values.
 
     A scale has four bytes in files of ModelOpt, and else the width of ``dtype``. Without ``kind`` there are none.
     """
@@ -64,7 +64,9 @@ def _up(a: Size, b: Size = 1) -> Any:
 
 
 def _fp8(of: formats.Fp8, m: MatrixShape) -> Sizes:
-    """o i bytes; a scale a block: 1 byte as a power of two, 2 of Qwen3, else 4; for the matrix 2, static inputs 1 more.
+    """Return o i bytes of weights, and scales per block (of 1, 2 or 4 bytes), or one of 2 bytes for the matrix.
+
+    A scale of a block has 1 byte as a power of two, 2 in Qwen3, and else 4. Static inputs have one scale more.
 
     Source: DeepSeek-V3's report, section 3.3; the headers of DeepSeek-V3, Qwen3-8B-FP8, Ministral-3.
     """
@@ -79,26 +81,27 @@ def _fp8(of: formats.Fp8, m: MatrixShape) -> Sizes:
 
 
 def _modelopt_fp8(of: formats.ModelOptFp8, m: MatrixShape) -> Sizes:
-    """o i bytes, and two scales of 4 bytes: of W, of the input. Source: ModelOpt, unified export."""
+    """Return o i bytes and two scales of 4 bytes, of W and of the input. Source: ModelOpt, unified export."""
     return {"weight": (m.o * m.i, m.o * m.i), "scale": (2, 8), "bias": (m.c, m.b * m.c)}
 
 
 def _nvfp4(of: formats.Nvfp4, m: MatrixShape) -> Sizes:
-    """o i / 2 bytes, o i / 16 scales of 1 byte, two of 4. Source: NVIDIA, Introducing NVFP4; ModelOpt, export."""
+    """Return o i / 2 bytes, o i / 16 scales of 1 byte and two of 4. Source: NVIDIA, Introducing NVFP4; ModelOpt."""
     groups = m.o * _up(m.i, of.group if of.group is not None else 16)
     packed = m.o * _up(m.i, 2)
     return {"weight": (packed, packed), "scale": (groups + 2, groups + 8), "bias": (m.c, m.b * m.c)}
 
 
 def _llm_int8(of: formats.LlmInt8, m: MatrixShape) -> Sizes:
-    """o i bytes, o scales of 4, and a byte for the layout. Source: bitsandbytes, Linear8bitLt."""
+    """Return o i bytes, o scales of 4 bytes, and a byte for the layout. Source: bitsandbytes, Linear8bitLt."""
     return {"weight": (m.o * m.i, m.o * m.i), "scale": (m.o, 4 * m.o), "table": (1, 1), "bias": (m.c, m.b * m.c)}
 
 
 def _four_bit(of: formats.FourBit, m: MatrixShape) -> Sizes:
-    """o i / 2 bytes, o i / 64 maxima of 4 bytes or of 1 with 1 / 256 of 4 for these, and 16 values (256 more) of 4.
+    """Return o i / 2 bytes, the maxima of blocks of 64 weights, and a table of 16 float32 values.
 
-    The JSON object of single maxima has 66 characters, the dtype's name and the digits of o and i.
+    A maximum has 4 bytes or, nested, 1 byte with a scale of 4 bytes per 256 maxima and a table of 256 values. The
+    JSON object of single maxima has 66 characters, the dtype's name and the digits of o and i.
     Source: Dettmers et al. 2023, QLoRA, section 3; bitsandbytes, QuantState.
     """
     packed, maxima = _up(m.o * m.i, 2), _up(m.o * m.i, 64)
@@ -111,7 +114,7 @@ def _four_bit(of: formats.FourBit, m: MatrixShape) -> Sizes:
 
 
 def _gptq(of: formats.Gptq, m: MatrixShape) -> Sizes:
-    """Return words of 4 bytes that hold 32 / bits integers each, scales of 2 bytes, and a group index a column.
+    """Return words of 4 bytes that hold 32 / bits integers each, scales of 2 bytes, and a group index per column.
 
     Each row has ⌈bits i / 32⌉ words. Each group of columns has o scales and, as zero points, ⌈bits o / 32⌉ words. The
     index (``g_idx``) is of 4 bytes.
@@ -127,7 +130,7 @@ def _gptq(of: formats.Gptq, m: MatrixShape) -> Sizes:
 
 
 def _awq(of: formats.Awq, m: MatrixShape) -> Sizes:
-    """Words of 4 bytes with 32 / b rows, for each column and, as zero points, for each group; scales of 2 bytes.
+    """Return words of 4 bytes with 32 / bits rows each, for columns and for zero points, and scales of 2 bytes.
 
     Source: Lin et al. 2023, AWQ; AutoAWQ, WQLinear_GEMM.
     """
@@ -139,20 +142,20 @@ def _awq(of: formats.Awq, m: MatrixShape) -> Sizes:
 
 
 def _mlx(of: formats.Mlx, m: MatrixShape) -> Sizes:
-    """Words of 4 bytes: i b / 32 a row; for each group a scale and an offset. Source: MLX, mx.quantize."""
+    """Return i bits / 32 words of 4 bytes per row, a scale and an offset per group. Source: MLX, mx.quantize."""
     words, groups = m.o * _up(m.i * of.bits, 32), m.o * _up(m.i, of.group)
     scales = (groups, m.b * groups)
     return {"weight": (words, 4 * words), "scale": scales, "zero point": scales, "bias": (m.c, m.b * m.c)}
 
 
 def _mxfp4(of: formats.Mxfp4, m: MatrixShape) -> Sizes:
-    """16 bytes and an exponent of 1 byte for each 32 columns. Source: OCP Microscaling formats 1.0, section 5."""
+    """Return 16 bytes and an exponent of 1 byte per 32 columns. Source: OCP Microscaling formats 1.0, section 5."""
     blocks = m.o * _up(m.i, 32)
     return {"weight": (16 * blocks, 16 * blocks), "scale": (blocks, blocks), "bias": (m.c, m.b * m.c)}
 
 
 def _eight_bit_of_torchao(of: formats.TorchaoEightBit, m: MatrixShape) -> Sizes:
-    """o i bytes, a scale of 4 bytes for the matrix, a row or a group; integers with a zero point of 1 byte each.
+    """Return o i bytes, and a scale of 4 bytes per matrix, row or group; integers add a zero point of 1 byte each.
 
     Source: torchao, Int8Tensor and Float8Tensor.
     """
@@ -165,7 +168,7 @@ def _eight_bit_of_torchao(of: formats.TorchaoEightBit, m: MatrixShape) -> Sizes:
 
 
 def _four_bit_of_torchao(of: formats.TorchaoInt4, m: MatrixShape) -> Sizes:
-    """o i / 2 bytes, a scale and a zero point a group; tiles are of [8, 1024] in words, and pairs in 2 bytes.
+    """Return o i / 2 bytes, and a scale and a zero point per group; tiles pad the matrix to multiples of [8, 1024].
 
     Source: torchao, Int4Tensor and Int4TilePackedTo4dTensor; torch, _convert_weight_to_int4pack.
     """
@@ -183,7 +186,7 @@ def _four_bit_of_torchao(of: formats.TorchaoInt4, m: MatrixShape) -> Sizes:
 
 
 def _compressed(of: formats.CompressedTensors, m: MatrixShape) -> Sizes:
-    """o i numbers of 1 byte, half a byte in fp4, or i b / 32 words a row with the shape in two words of 8.
+    """Return o i numbers of 1 byte or half a byte (fp4), or i bits / 32 words per row and the shape in 16 bytes.
 
     A scale has the bytes of the model's numbers, in formats of 4 bits and MXFP8 1; a zero point 1, packed like the
     words along the rows. NVFP4 has a scale of 4 bytes for W, and for inputs.
@@ -219,11 +222,11 @@ _FORMS: Final[dict[type, Callable[[Any, MatrixShape], Sizes]]] = {
     formats.TorchaoEightBit: _eight_bit_of_torchao, formats.TorchaoInt4: _four_bit_of_torchao,
     formats.CompressedTensors: _compressed,
 }  # fmt: skip
-"""Class of a format -> function that returns (elements, bytes) of its weights, scales, zero points and so on."""
+"""Functions that return (elements, bytes) of a format's weights, scales and other parts, by class of the format."""
 
 
 def unpacking(of: Format, m: MatrixShape) -> Size | None:
-    """Return the vector FLOPs that turn the numbers of a matrix into W [o, i]; ``None`` if they are not known.
+    """Return the vector FLOPs that turn a matrix's stored numbers into W [o, i]; ``None`` if they are not known.
 
     Integers, shifts, masks, look-ups and casts are 0, as in all vector FLOPs; a scale multiplies each weight.
 
@@ -234,7 +237,7 @@ def unpacking(of: Format, m: MatrixShape) -> Size | None:
 
 
 def _of_compressed(of: formats.CompressedTensors, m: MatrixShape) -> Size | None:
-    """Multiply, with a zero point subtract; a scale is first divided by the global one, or is a power of two.
+    """Return 1 FLOP per weight, 2 with a zero point, and 1 per scale in NVFP4 and MX formats (division or power).
 
     Inputs that are quantised for a product in 16 bits are not known.
 
@@ -247,7 +250,7 @@ def _of_compressed(of: formats.CompressedTensors, m: MatrixShape) -> Size | None
 
 
 def _of_nf4(of: formats.FourBit, m: MatrixShape) -> Size:
-    """Multiply by the maximum of the block, which is itself a value times a scale plus the mean, if nested.
+    """Return 1 FLOP per weight, times its block's maximum, which nested takes 2: value times scale plus mean.
 
     Source: Dettmers et al. 2023, QLoRA, section 3; bitsandbytes, ``functional.dequantize_4bit``.
     """
@@ -255,7 +258,7 @@ def _of_nf4(of: formats.FourBit, m: MatrixShape) -> Size:
 
 
 def _of_tinygemm(of: formats.TorchaoInt4, m: MatrixShape) -> Size:
-    """Multiply and add the zero point, which is a number of the model's dtype; tiles with all of their padding.
+    """Return 2 FLOPs per weight, padding of tiles included: multiply by the scale, add the zero point.
 
     Source: torchao, ``quant_primitives`` (zero_point_domain FLOAT); tinygemm.
     """
@@ -270,11 +273,11 @@ _UNPACKING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
     formats.Mxfp4: lambda of, m: 33 * m.o * _up(m.i, 32),
     formats.FourBit: _of_nf4, formats.TorchaoInt4: _of_tinygemm, formats.CompressedTensors: _of_compressed,
 }  # fmt: skip
-"""Class of a format -> function that returns the vector FLOPs of unpacking a matrix."""
+"""Functions that return the vector FLOPs of unpacking a matrix, by class of the format."""
 
 
 def scaling(of: Format, m: MatrixShape) -> Size | None:
-    """Return the vector FLOPs of a row of a product in the format's own dtype; ``None`` if its arithmetic is not known.
+    """Return the vector FLOPs per input row of a product in the format's own dtype; ``None`` if they are not known.
 
     A row of X is quantised: absolute value, maximum and division for each number (integers are rounded, too), and a
     division for each scale. A result is multiplied by the scales of its row and its column; with scales for blocks of
@@ -292,7 +295,7 @@ def _dynamic(m: MatrixShape, *, rounded: bool = False, scales: Size = 1) -> Size
 
 
 def _of_fp8(of: formats.Fp8, m: MatrixShape) -> Size:
-    """Give inputs a scale for each row of a block, in powers of two with logarithm, ceiling and power.
+    """Return the FLOPs of inputs with a scale per row of a block; a power of two takes logarithm, ceiling and power.
 
     Source: DeepSeek-V3's report, section 3.3.2 and figure 7; DeepGEMM, ``ceil_to_ue8m0``.
     """
@@ -304,7 +307,7 @@ def _of_fp8(of: formats.Fp8, m: MatrixShape) -> Size:
 
 
 def _of_compressed_inputs(of: formats.CompressedTensors, m: MatrixShape) -> Size | None:
-    """Quantise inputs by row or, in NVFP4, by groups of 16 in two levels; zero points and other groups are not known.
+    """Return the FLOPs of inputs with a scale per row or, in NVFP4, per group; ``None`` for other, unknown ones.
 
     Source: compressed-tensors, ``quantization.utils.helpers.calculate_qparams`` and ``lifecycle.forward.quantize``.
     """
@@ -320,12 +323,12 @@ def _of_compressed_inputs(of: formats.CompressedTensors, m: MatrixShape) -> Size
 
 
 def _two_levels(m: MatrixShape, group: int) -> Size:
-    """Return the FLOPs of NVFP4: a scale is max / 6 / the global one, and divides after a product with that."""
+    """Return the FLOPs of NVFP4 inputs: a scale is max / 6 / global scale, and a number is divided by their product."""
     return _dynamic(m, scales=3 * _up(m.i, group)) + 2 * m.o
 
 
 def _of_torchao_inputs(of: formats.TorchaoEightBit, m: MatrixShape) -> Size | None:
-    """Return the FLOPs of inputs with a scale a row. Source: torchao, ``Int8Tensor`` and ``Float8Tensor``."""
+    """Return the FLOPs of inputs with a scale per row. Source: torchao, ``Int8Tensor`` and ``Float8Tensor``."""
     if of.whole or of.group is not None:
         return None
     return _dynamic(m, rounded=of.dtype == "I8") + 2 * m.o
@@ -339,4 +342,4 @@ _SCALING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
     formats.Nvfp4: lambda of, m: _two_levels(m, of.unit[1]),
     formats.CompressedTensors: _of_compressed_inputs, formats.TorchaoEightBit: _of_torchao_inputs,
 }  # fmt: skip
-"""Class of a format -> function that returns the vector FLOPs of a row, if it multiplies in its own dtype."""
+"""Functions that return the vector FLOPs per input row, by class of a format with arithmetic of its own."""

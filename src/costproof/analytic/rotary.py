@@ -1,4 +1,4 @@
-"""Cost rotary positions: the table of cosines and sines, and the rotation of queries and keys."""
+"""Cost formulas of rotary positions: the table of cosines and sines, and the rotation of queries and keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 @layer
 class RotaryTable:
-    """cos(t ω) and sin(t ω) for ``positions`` positions t and head_dim / 2 frequencies ω, in float32.
+    """Tables cos(t ω) and sin(t ω), in float32, for ``positions`` positions t and head_dim / 2 frequencies ω.
 
     1. angles = t ω: positions head_dim / 2 multiplications;
     2. the angles are doubled up to head_dim by a copy;
@@ -36,18 +36,18 @@ class RotaryTable:
     source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers RotaryEmbedding.forward"
 
     registered: ClassVar[int] = 2
-    """Buffers of frequencies: ``inv_freq``, and ``original_inv_freq`` for scalings that change it."""
+    """Number of frequency buffers: ``inv_freq``, and ``original_inv_freq`` for scalings that change the first."""
 
     positions: Size
     head_dim: Size
     item_bytes: Size
     frequency_bytes: Size = 4
     read: bool = True
-    """Whether a layer reads the tables."""
+    """Whether any layer reads the tables."""
 
     @property
     def held_bytes(self) -> Size:
-        """Return the bytes of the buffers, which are float32 in every run."""
+        """Return the bytes of the frequency buffers, which are float32 in every run."""
         return self.registered * sympy.sympify(self.head_dim) / 2 * self.frequency_bytes
 
     def costs(self) -> LayerCosts:
@@ -64,7 +64,7 @@ class RotaryTable:
 
 @layer
 class RotaryProduct(RotaryTable):
-    """The table of :class:`RotaryTable`, its angles by a matrix product: ω [head_dim / 2, 1] times t [1, positions].
+    """Variant of :class:`RotaryTable` whose angles are a matrix product of ω [head_dim / 2, 1] and t [1, positions].
 
     1. angles = ω t: an outer product written as a matrix product, one multiply-accumulate per angle;
     2. the angles are doubled up to head_dim by a copy;
@@ -100,7 +100,7 @@ class RotaryProduct(RotaryTable):
 
 @layer
 class RotaryAxes(RotaryTable):
-    """The table of :class:`RotaryTable` for positions on three axes, each of which turns a part of the frequencies.
+    """Variant of :class:`RotaryTable` for three position axes, each of which has a part of the frequencies.
 
     1. angles = t ω on all axes: 3 positions head_dim / 2 multiplications;
     2. a cosine, a sine, and the scaling of both, on all axes: 4 per angle;
@@ -133,7 +133,7 @@ class RotaryAxes(RotaryTable):
 
 @layer
 class RotaryHalves(RotaryTable):
-    """The table of :class:`RotaryTable` without the copies: one cosine and one sine per angle.
+    """Variant of :class:`RotaryTable` without copies: one cosine and one sine per angle.
 
     1. angles = t ω: positions head_dim / 2 multiplications;
     2. a cosine, a sine, and the scaling of both: 4 per angle.
@@ -162,7 +162,7 @@ class RotaryHalves(RotaryTable):
 
 @layer
 class RotaryComplex(RotaryTable):
-    """exp(i t ω) for ``positions`` positions t and head_dim / 2 frequencies ω, complex numbers of two float32.
+    """Table exp(i t ω) for ``positions`` positions t and head_dim / 2 frequencies ω, as two float32 numbers each.
 
     1. angles = t ω: positions head_dim / 2 multiplications;
     2. a complex number from radius and angle: cosine, sine, two multiplications;
@@ -192,7 +192,7 @@ class RotaryComplex(RotaryTable):
 
 @layer
 class RotaryPairs:
-    """(x₁ cos - x₂ sin, x₂ cos + x₁ sin) for the pairs (x₁, x₂) of the new queries and keys.
+    """Rotation (x₁ cos - x₂ sin, x₂ cos + x₁ sin) of the pairs (x₁, x₂) of the new queries and keys.
 
     Four multiplications, an addition and a subtraction per pair, which is what one complex multiplication costs:
 
@@ -221,7 +221,7 @@ class RotaryPairs:
     head_dim: Size
     item_bytes: Size
     as_complex: bool = False
-    """Whether a pair is one complex number, which one product rotates."""
+    """Whether a pair is rotated as a complex number, by one product."""
 
     def costs(self) -> LayerCosts:
         half = sympy.sympify(self.head_dim) / 2
@@ -237,7 +237,7 @@ class RotaryPairs:
 
 @layer
 class Rotary:
-    """x cos + rotate_half(x) sin for the new queries and keys.
+    """Rotation x cos + rotate_half(x) sin of the new queries and keys.
 
     rotate_half negates one half of the elements and copies the other. Per element of Q and K: two
     multiplications, one addition and half a negation: 7/2. With batch x positions x head_dim elements
@@ -267,9 +267,9 @@ class Rotary:
     head_dim: Size
     item_bytes: Size
     copied: Size = 0
-    """Elements of every head that are not rotated."""
+    """Number of elements of every head that are not rotated."""
     state_bytes: Size | None = None
-    """Bytes per element of queries and keys if the tables and results are wider (default: item_bytes)."""
+    """Bytes per element of queries and keys, if tables and results are wider (default: ``item_bytes``)."""
 
     def costs(self) -> LayerCosts:
         half = sympy.sympify(self.head_dim) / 2

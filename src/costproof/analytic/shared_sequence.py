@@ -1,4 +1,4 @@
-"""Cost attention to a sequence whose positions, or heads, lie on several ranks of a group."""
+"""Cost formulas of attention to a sequence whose positions, or heads, are divided among the ranks of a group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from costproof.analytic.costs import Exchange, Layer, LayerCosts, Size, costs_of
 
 @layer
 class RingAttention:
-    """Causal attention whose ``ranks`` ranks have ``tokens`` positions of each sequence, and pass keys and values on.
+    """Causal attention of ``ranks`` ranks, each with ``tokens`` positions, that pass keys and values around a ring.
 
     A rank attends its queries to its own n = tokens keys (``local``), and sends keys and values, joined, to the next
     rank P - 1 times, P = ranks:
@@ -46,7 +46,7 @@ class RingAttention:
     )
 
     local: Layer
-    """Attention of the own queries to the own keys."""
+    """Attention of this rank's queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -82,7 +82,7 @@ class RingAttention:
 
 @layer
 class UlyssesAttention:
-    """Causal attention for which each rank trades its positions of all heads for all positions of some heads.
+    """Causal attention for which each rank exchanges all heads at some positions for some heads at all positions.
 
     Four all-to-alls surround attention on heads / P heads, P = ranks: of queries, keys, values, and of the result. Each
     sends P - 1 of the P chunks of a local tensor; for q, k, v and x elements of these
@@ -106,7 +106,7 @@ class UlyssesAttention:
     source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses, section 3"
 
     local: Layer
-    """Attention of the own heads to all positions; of latents, of the own queries to the own keys."""
+    """Attention of this rank's heads to all positions; of latents, of its queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -132,7 +132,7 @@ class UlyssesAttention:
 
 @layer
 class StepOfHeads:
-    """Attention of a decode step behind :class:`UlyssesAttention`: each rank has cached some heads of all positions.
+    """Attention of a decode step after :class:`UlyssesAttention`: each rank has cached some heads at all positions.
 
     Each of P = ranks ranks has queries, keys and values of all heads of the new token, and takes those of its own
     heads, which ``local`` attends and caches. An all-gather brings the results of all heads, x = batch heads value_dim
@@ -140,8 +140,8 @@ class StepOfHeads:
 
         comm_payload_bytes = x item_bytes,  comm_bytes = (P - 1) / P x item_bytes
 
-    Unfused, queries and keys of all heads are turned, and the own ones read; x / P elements are written and read before
-    the gather, and x after it, which are joined again: written by the gather, and read.
+    Unfused, queries and keys of all heads are turned, and those of the rank's heads read; x / P elements are written
+    and read before the gather, and x after it, which are joined again: written by the gather, and read.
     """
 
     name: ClassVar[str] = "step_of_heads"
@@ -149,7 +149,7 @@ class StepOfHeads:
     source: ClassVar[str] = "Hidayetoglu et al. 2025, Shift Parallelism (caches of Ulysses ranks hold heads)"
 
     local: Layer
-    """Attention of the own heads of the new token."""
+    """Attention of this rank's heads of the new token."""
     batch: Size
     heads: Size
     kv_heads: Size
@@ -172,13 +172,13 @@ class StepOfHeads:
 
 
 def _whole_parameters(part: LayerCosts, ranks: Size) -> LayerCosts:
-    """Return the costs of a rank that has all of the parameters of which it reads one of ``ranks`` parts."""
+    """Return the costs of a rank that holds whole parameters and reads one of ``ranks`` parts of them."""
     return replace(part, params=part.params * ranks, weight_bytes=part.weight_bytes * ranks)
 
 
 @layer
 class AttentionOfParts:
-    """Attention of a decode step to a cache whose positions are spread over ``ranks`` ranks.
+    """Attention of a decode step to a cache whose positions are divided among ``ranks`` ranks.
 
     Each rank has the query of the new token and attends it to the part that it keeps (``local``). It gathers the
     logarithms L of the sums of all P = ranks parts, in float32, weighs its result by e^(L - log sum e^L), and adds
@@ -201,14 +201,14 @@ class AttentionOfParts:
     )
 
     local: Layer
-    """Attention of the new query to the own part of the cache."""
+    """Attention of the new query to this rank's part of the cache."""
     batch: Size
     heads: Size
     value_dim: Size
     ranks: Size
     item_bytes: Size
     elsewhere: Size = 0
-    """Number of elements of the new token's keys if another rank caches that token; 0 if this rank does."""
+    """Number of key elements of the new token if another rank caches it; 0 if this rank does."""
 
     def costs(self) -> LayerCosts:
         b, rows, others = self.item_bytes, self.batch * self.heads, self.ranks - 1
@@ -229,7 +229,7 @@ class AttentionOfParts:
 def _further(
     one: LayerCosts, scores: Size, kept: Size, width: Size, moved: Size, vector: Mapping[str, Size]
 ) -> LayerCosts:
-    """Return the costs of attention to own keys, plus what attention to keys of other ranks adds.
+    """Return the costs of attention to a rank's own keys plus those of attention to keys of other ranks.
 
     Args:
         one: costs of the attention to own keys.

@@ -1,4 +1,4 @@
-"""Cost the stored and resident bytes of modules under the quantisation scheme of a checkpoint."""
+"""Add formulas of the stored and resident bytes of modules, by the quantisation scheme of a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ UNPACKING_NOT_KNOWN: Final = (
     "vector FLOPs of quantised weights are not known: the arithmetic of a format is not, or the data chooses between "
     "experts in several formats"
 )
-"""Note on a ledger without them."""
+"""Note on a ledger without the FLOPs of unpacking."""
 _RUNS_CACHE: Final = ".self_attn"
-"""Last part of the path of a module that has the scales of a quantised cache."""
+"""Last part of the path of modules with the scales of a quantised cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a checkpoint stores the modules of a target with formulas: scheme, dtype and tied tensors."""
+    """Storage of a target's modules in its checkpoint: scheme, dtype and tied tensors."""
 
     scheme: Scheme
     dtype: Dtype
-    """Dtype of what is not quantised."""
+    """Dtype of unquantised tensors."""
     layout: CheckpointLayout
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Values of the configuration's symbols, on which rules may depend."""
+    """Values of the configuration's symbols, which rules of the scheme may use."""
     in_parts: bool = False
-    """Whether a rank stores parts of parameters: its checkpoint has its own elements, and its memory padding too."""
+    """Whether a rank stores parts of parameters: without padding in its checkpoint, with padding in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """Stored and resident bytes of a module; ``None`` is unknown."""
+    """Sum of the stored and resident bytes of a module; ``None`` for an unknown sum."""
 
     stored_bytes: Size | None = 0
     stored_elements: Size | None = 0
@@ -106,12 +106,12 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
 
 
 def _with_costs(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
-    """Return the nodes without stage-wide nodes that have no costs."""
+    """Return the nodes except stage-wide ones without any cost."""
     return tuple(node for node in nodes if node.invocation or node.exprs or node.costs)
 
 
 def _is_mixed(found: Iterable[tuple[Matrix, Format | None]]) -> bool:
-    """Return whether experts are stored in more than one format, where unquantised counts as a format.
+    """Return whether experts are stored in more than one format, unquantised included.
 
     Branches: counts formats, not sizes.
     """
@@ -119,7 +119,7 @@ def _is_mixed(found: Iterable[tuple[Matrix, Format | None]]) -> bool:
 
 
 _Quantised = tuple[tuple[Matrix, Format], ...]
-"""Matrices of a module that are quantised, with their formats."""
+"""Quantised matrices of a module, with their formats."""
 
 
 def _as_run(
@@ -129,14 +129,14 @@ def _as_run(
     mixed: Collection[int],
     storage: Storage,
 ) -> Iterator[CostNode]:
-    """Yield the nodes with FLOPs of unpacking, and metrics of time bounds: bytes read less, and FLOPs by dtype.
+    """Yield the nodes with the FLOPs of unpacking and the metrics of time bounds: bytes saved, and FLOPs by dtype.
 
-    What is read of a quantised table, of a module with several formats, or of the weights of another module may be all
-    of it, which a bound then leaves out.
+    How much a call reads of a quantised table, of a module with several formats, or of another module's weights is not
+    known; a bound then leaves these reads out.
 
     Args:
         formats: id of a node of the ledger -> the quantised matrices of its module.
-        mixed: nodes of experts in several formats, of which the data chooses; what unpacks them is not known.
+        mixed: nodes of experts in several formats, among which the data chooses; their unpacking is not known.
 
     Branches: of several formats in a module the fastest arithmetic bounds its products; no size is compared.
     """
@@ -171,18 +171,18 @@ _Share = tuple[sympy.Expr, sympy.Expr]
 
 @dataclass(frozen=True, slots=True)
 class _FormatWork:
-    """Vector FLOPs of the format of a module: (FLOPs, bytes read) or (FLOPs, headline FLOPs); ``None`` is unknown."""
+    """Vector FLOPs of unpacking a format: (FLOPs, bytes read) or (FLOPs, headline FLOPs); ``None`` if unknown."""
 
     of_read: _Share | None = (sympy.Integer(0), sympy.Integer(1))
     of_products: _Share | None = (sympy.Integer(0), sympy.Integer(1))
 
     def shares(self) -> tuple[tuple[Metric, _Share | None], ...]:
-        """Return each share with the metric that it is of."""
+        """Return (metric, share) for both shares: that of reads, and that of products."""
         return ("weight_read_bytes", self.of_read), ("flops", self.of_products)
 
 
 def _with_tied(quantised: _Quantised, node: HeldNode, storage: Storage) -> _Quantised:
-    """Return the quantised matrices that a module multiplies by, with the table of a tied output projection."""
+    """Return a module's quantised matrices, including the table that a tied output projection reads."""
     for head in node.layers:
         if isinstance(head, LmHead) and head.tied and (of := _format_of_tied(head, node, storage)) is not None:
             return (*quantised, (Matrix(head.vocabulary, head.hidden), of))
@@ -191,9 +191,9 @@ def _with_tied(quantised: _Quantised, node: HeldNode, storage: Storage) -> _Quan
 
 @lru_cache(maxsize=8192)
 def _work(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> _FormatWork:
-    """Return the work of the formats of a module, whose experts are all in one.
+    """Return the vector FLOPs of the storage formats of a module, whose experts must all have the same format.
 
-    Matrices that a call reads are unpacked once in it, and rows of a table that it looks up.
+    A call unpacks once each matrix that it reads, and each row of a table that it looks up.
     """
     if not quantised:
         return _FormatWork()
@@ -241,12 +241,12 @@ def _read_share(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) 
 
 @lru_cache(maxsize=8192)
 def _of_read(read: str, less: sympy.Expr, of: sympy.Expr) -> str:
-    """Return the bytes that all calls save: ``less`` for one read of the weights, times the number of reads."""
+    """Return the bytes that all calls save: ``less`` per read of the weights, times the number of reads."""
     return text(sympy.expand(sympy.cancel(parse(read) / of) * less))
 
 
 def _held_bytes(matrix: Matrix, of: Format, dtype: Dtype) -> Size:
-    """Return the bytes that a loaded matrix occupies in its stored format."""
+    """Return the bytes of a loaded matrix in its stored format."""
     return _Sum(resident_bytes=0).plus(_parts(matrix, of, dtype), matrix.count).resident_bytes
 
 
@@ -276,7 +276,7 @@ def _costed(node: HeldNode, quantised: _Quantised, storage: Storage) -> CostNode
 
 
 def _matrices(node: HeldNode, storage: Storage) -> tuple[tuple[Matrix, Format | None], ...]:
-    """Return (matrix, format) for each weight matrix of a module, ``None`` where the checkpoint has it as it is.
+    """Return (matrix, format) for each weight matrix of a module, with ``None`` for an unquantised matrix.
 
     Raises:
         UnknownFormat: a tied output projection would be quantised apart from the table.
@@ -293,7 +293,7 @@ def _matrices(node: HeldNode, storage: Storage) -> tuple[tuple[Matrix, Format | 
 
 
 def _format_of_tied(head: LmHead, node: HeldNode, storage: Storage) -> Format | None:
-    """Return the format of the table that a tied output projection multiplies by."""
+    """Return the format of the table that a tied output projection reads."""
     if not storage.scheme.rules:
         return None
     columns, rows = (_number(size, storage.sizes) for size in (head.hidden, head.vocabulary))
@@ -344,7 +344,7 @@ def _texts(
 def _texts_of_parts(
     layers: tuple[Layer, ...], dtype: Dtype, params: str, weight_bytes: str
 ) -> tuple[tuple[Metric, str | None], ...]:
-    """Return as :func:`_texts` for a module of whose parameters a rank has ``params`` elements, and padding."""
+    """Return :func:`_texts` of a module of which a rank stores ``params`` elements, and padding beyond them."""
     costs, own = [costs_of(layer) for layer in layers], parse(params)
     sizes = (
         own * FLOAT_BYTES[dtype] + sum(c.persistent_bytes for c in costs),
@@ -355,7 +355,7 @@ def _texts_of_parts(
 
 
 def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> Iterator[tuple[Format | None, Matrix]]:
-    """Yield (format or ``None``, part) for the parts of a matrix: itself, or the projections of each expert."""
+    """Yield (format or ``None``, matrix) for a matrix, or for the projections of each expert in a stack."""
     scheme, layout = storage.scheme, storage.layout
     if not scheme.rules:
         return

@@ -1,4 +1,4 @@
-"""Define the symbols that formulas of several models share, with meaning and typesetting."""
+"""Define the symbols that formulas of several models share, with their meaning and notation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "N": SymbolDoc("N", "decode steps"),
     "b": SymbolDoc("b", "bytes per element of the run's dtype"),
 }
-"""Symbols of a run of a decoder."""
+"""Symbols of every run of a decoder."""
 
 
 _OF_KIND: Final = {
@@ -30,7 +30,7 @@ _OF_KIND: Final = {
 
 
 def row_symbols(sizes: Mapping[str, int]) -> dict[str, SymbolDoc]:
-    """Return the symbols of a batch of rows, in addition to those of every run.
+    """Return the symbols of a batch of rows, without those of every run.
 
     Args:
         sizes: values of all symbols of the call.
@@ -49,7 +49,7 @@ def row_symbols(sizes: Mapping[str, int]) -> dict[str, SymbolDoc]:
 
 
 PAST_SYMBOLS: Final = {"C": SymbolDoc("C", "tokens in the cache before the prefill")}
-"""Symbols of a decoder whose prefill begins with a filled cache, in addition to those of every run."""
+"""Additional symbols of a decoder run whose prefill begins with a filled cache."""
 
 MESH_SYMBOLS: Final = {
     "tp": SymbolDoc("t", "ranks that share the weights of each layer"),
@@ -65,7 +65,7 @@ MESH_SYMBOLS: Final = {
     "fsdp": SymbolDoc("f", "ranks that store parts of the same parameters"),
     "fsdp_rank": SymbolDoc("r_f", "number of the rank among those that store parts of each parameter, from 0"),
 }
-"""Symbols of a rank in addition to those of its decoder."""
+"""Additional symbols of a decoder on one rank of a mesh."""
 
 DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_hidden": SymbolDoc("h", "width of the decoder"),

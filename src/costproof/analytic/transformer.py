@@ -18,7 +18,7 @@ from costproof.analytic.rotary import RotaryTable
 
 @dataclass(frozen=True, slots=True)
 class TransformerLayer:
-    """Transformer layer: x + attention(norm(x)), then optional cross-attention, then an MLP or mixture, likewise.
+    """Transformer layer: x + attention(norm(x)), then optional cross-attention and an MLP or mixture likewise.
 
     A dense decoder layer has an :class:`Mlp`, gated or not, one of a mixture of experts a :class:`Mixture`;
     an encoder layer (ViT, CLIP) layer norms, biases, an MLP, no rotation and no cache. A norm after
@@ -34,16 +34,16 @@ class TransformerLayer:
     feed_forward: Mlp | ExpertMixture
     norm: NormKind = "rms"
     norm_last: bool = False
-    """Whether each norm follows its residual addition."""
+    """Whether each norm follows the residual addition (post-norm)."""
     norm_after: bool = False
-    """Whether attention and MLP are also followed by a norm, before the addition."""
+    """Whether further norms follow attention and MLP, before the residual addition."""
     cross: AttentionBlock | None = None
     layer_scale: bool = False
     """Whether learned scales per channel multiply the results of attention and MLP: ``.scale1``, ``.scale2``."""
     added_apart: bool = False
     """Whether each addition runs in a separate module: ``.attention_sum``, ``.cross_sum``, ``.mlp_sum``."""
     beside: tuple[Layer, ...] = ()
-    """Further layers in the module of the layer."""
+    """Further layers (formulas) in the module of the layer."""
 
     def parts(self, role: str, call: StackCall, attended: StackCall | None = None) -> tuple[ModulePart, ...]:
         """Return the modules of the layer with their formulas.
@@ -85,21 +85,21 @@ class DecoderStack:
     vocabulary: Size
     layers: tuple[TransformerLayer, ...]
     table: Size = 0
-    """Rotated elements of a head if one module computes cosines and sines for all layers; otherwise 0."""
+    """Number of rotated elements of a head if one module computes cosines and sines for all layers; otherwise 0."""
     table_kind: type[RotaryTable] = RotaryTable
     own_positions: bool = False
-    """Whether every sequence has its own positions."""
+    """Whether every sequence has its own position ids."""
     tables: int = 1
-    """Number of such tables: one for every kind of layer with its own frequencies."""
+    """Number of rotary tables: one for every kind of layer with its own frequencies."""
     unread: int = 0
-    """Number of tables whose kind of layer is on other stages of a pipeline."""
+    """Number of rotary tables whose layers are all on other pipeline stages."""
     norm: NormKind = "rms"
     tied: bool = False
-    """Whether the output projection reads the embedding's table."""
+    """Whether the output projection is tied to the embedding."""
     scaled: bool = False
-    """Whether a constant scales the embeddings."""
+    """Whether embeddings are multiplied by a constant."""
     head: Size | None = None
-    """Entries of the output projection (default: those of the embedding)."""
+    """Number of rows of the output projection (default: that of the embedding)."""
 
     def parts(self, role: str, call: StackCall, positions: Size) -> tuple[ModulePart, ...]:
         """Return the modules of the stack with their formulas.

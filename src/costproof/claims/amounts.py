@@ -113,18 +113,18 @@ _SHOWN: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class ClaimTableRow:
-    """A row of a table of claims."""
+    """A row of a table of published numbers."""
 
     cells: Mapping[str, str]
-    """Column -> text of the cell; empty cells are omitted."""
+    """Text of each cell, by column; empty cells are omitted."""
     where: str
-    """Place of the row, for messages: ``numbers.csv, line 3`` or ``numbers.json, row 2``."""
+    """Location of the row, for messages: ``numbers.csv, line 3`` or ``numbers.json, row 2``."""
 
 
 def read_table(
     path: Path, problems: list[CostproofError], required: Sequence[str], more: Sequence[str] | None = None
 ) -> list[ClaimTableRow]:
-    """Return the rows of a CSV or JSON file.
+    """Return the rows of a CSV or JSON table of published numbers.
 
     Args:
         path: the file; it is read as JSON if its suffix is ``.json``, and as CSV otherwise.
@@ -153,7 +153,7 @@ def read_table(
 
 
 def _header(columns: Sequence[str], *, shown: bool) -> str:
-    """Return a description of a table's columns for a message; with ``shown`` false, only their number."""
+    """Return the column names of a table for a message, or with ``shown`` false only the number of columns."""
     return ", ".join(columns)[:_SHOWN] or "no header" if shown else f"{len(columns)} other columns"
 
 

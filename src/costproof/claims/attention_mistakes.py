@@ -1,4 +1,4 @@
-"""Define the known mistakes in counting latent attention, layers with a window, and batches of unequal rows."""
+"""Define known mistakes in counting latent attention, windowed layers, and batches of unequal rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from costproof.ledger.metrics import KEPT_SCORES, Metric
 _OF_SIZES: Final = frozenset[Metric]({
     "flops", "params", "params_active", "weight_bytes", "weight_read_bytes", "kv_cache_bytes", "kv_read_bytes"
 })  # fmt: skip
-"""Metrics that the sizes of the model determine; other byte counts also depend on which operators run."""
+"""Metrics that the model's sizes determine; other bytes also depend on the operators that run."""
 _GOING_UP: Final = frozenset({"q_up", "q_norm", "kv_up", "kv_norm"})
 _EXPANDED: Final = "latent_attention"
 _ABSORBED: Final = "absorbed_attention"
@@ -107,13 +107,13 @@ LATENTS: Final[MistakeTable] = (
 
 _KV_CACHE: Final = frozenset[Metric]({"kv_cache_bytes"})
 _ONE_LAYER: Final = ("one layer",)
-"""Causes to exclude: a count of a single layer does not determine whether that layer has a window."""
+"""Cause to exclude, since a count of a single layer does not tell whether the layer has a window."""
 _BLOCKS: Final = (16, 32, 64, 128)
 """Block sizes of paged key/value caches in common inference engines, in tokens."""
 
 
 Pairs = Callable[[ClaimTerm, int], Fraction]
-"""(term, window or chunk) -> fraction of all scores of a prompt that a mistake counts."""
+"""Function that returns the fraction of a prompt's scores that a mistake counts, from (term, window or chunk)."""
 
 
 def _in_windows(form: Pairs) -> TermChange:
@@ -135,7 +135,7 @@ def _in_chunks(form: Pairs) -> TermChange:
 def _masked(
     width: str, exact: str, layers: str, change: Callable[[Pairs], TermChange], pairs: Callable[[int, int, int], int]
 ) -> Iterator[Mistake]:
-    """Yield the mistakes of counting a prompt's scores as if a window or chunks left some out; the truth counts all.
+    """Yield the mistakes of counting only the scores that a window or chunks leave; the truth counts all scores.
 
     Args:
         width: name of the mistake of counting S times the width.
@@ -223,7 +223,7 @@ def _in_full(metric: Metric, factor: Callable[[ClaimTerm], Fraction | None]) -> 
 
 
 def _in_blocks(size: int) -> Mistake:
-    """Return the mistake of counting whole blocks of ``size`` tokens, as in paged caches of inference engines.
+    """Return the mistake of counting whole cache blocks of ``size`` tokens, as paged caches of inference engines do.
 
     Args:
         size: tokens in a block.
@@ -278,7 +278,7 @@ def _of_every_row(term: ClaimTerm) -> bool:
 
 
 def _half(term: ClaimTerm, squares: int) -> Fraction:
-    """Return how many of the S² pairs of S new tokens a causal mask keeps: S (S + 1) / 2, summed over the rows."""
+    """Return the number of pairs that a causal mask leaves among S new tokens, S (S + 1) / 2, summed over the rows."""
     return Fraction(squares + term.over_rows("S"), 2)
 
 
@@ -289,7 +289,7 @@ def _padded(term: ClaimTerm) -> int:
 def _in_rows(
     cause: str, what: str, every: Callable[[ClaimTerm], int], kept: Callable[[ClaimTerm], Fraction], *more: TermChange
 ) -> Iterator[Mistake]:
-    """Yield a mistake in the pairs of a batch of rows: of all scores, with the triangle, and of kept scores.
+    """Yield a mistake in the query-key pairs of unequal rows, as all scores, half of them, or kept scores.
 
     Args:
         every: pairs that it counts in place of the sum of B S (C + S) over rows.

@@ -1,4 +1,4 @@
-"""Collect all known mistakes in one table, and compute their effects on a claim."""
+"""Collect all known mistakes in one table, and compute the effect of each on a claim."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mistake_table(own: Mistakes) -> MistakeTable:
 
 
 def effects(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> tuple[Effect, ...]:
-    """Return the effects of all mistakes that can change a claim.
+    """Return the effects on a claim of all mistakes that can change the claimed number.
 
     Mistakes with exactly the same effect are merged: the first gives the name, the others become aliases.
 
@@ -88,28 +88,30 @@ STATED: dict[tuple[str, str], str] = {
     ("attention_scores", "left out"): "attention missing",
     ("norms", "counted"): "norms counted",
 }
-"""(convention, value) that a claim may state -> the equivalent cause; empty for costproof's own convention."""
+"""Cause equivalent to a (convention, value) that a claim may state; empty for costproof's own convention."""
 
 
 READINGS: frozenset[str] = frozenset(
     {"mac", "causal triangle", "causal half", "lm_head last token", "lm_head all tokens"}
 )
-"""Causes that count the same work by another convention, at any sequence length."""
+"""Causes that are other conventions for the same work, at any sequence length."""
 
 WIDTHS: frozenset[str] = frozenset({"32-bit cache", "16-bit cache", "8-bit cache", "4-bit cache"})
-"""Widths in which the same cache is stored."""
+"""Causes that are other bit widths of the same cache."""
 
 CONVENTIONS: frozenset[str] = READINGS | WIDTHS | {
     "window S x W", "window band", "windows as full attention", "chunk S x C", "chunk triangles", "kept scores",
     "all-reduce = M", "all-reduce = 2 M", "all-reduce = (n - 1) M", "gather = M", "gather of logits missing",
     "windows cached in full", "window cached with its own token", "cache of windows missing",
 }  # fmt: skip
-"""Causes that count the same work or the same cache by another convention. A single one needs no further evidence,
-even if a product of sizes would fit the claim by chance: every cache size is a product of sizes. Every other cause adds
-work, omits work, or changes the model or its run."""
+"""Causes that are other conventions for the same work or cache; a single one needs no further evidence.
+
+This holds even if a product of sizes would fit the claim by chance, since every cache size is a product of sizes. Every
+other cause adds work, omits work, or changes the model or its run.
+"""
 
 CONVENTION_CAUSES: frozenset[str] = CONVENTIONS | {*STATED.values(), "full recompute"} - {""}
-"""Causes that a source may state, and four passes of training with recomputation."""
+"""Causes that a claim may state as its conventions, and training with recomputation (four passes)."""
 
 PART_OF_CALLS = "view missing"
-"""Beginning of the causes by which a number is that of some calls of a stage, counted as here."""
+"""Prefix of causes by which a claimed number covers only some calls of a stage."""

@@ -22,7 +22,7 @@ from costproof.ledger.metrics import BYTES, STAGE_WIDE, SUMMED, Metric
 
 NOTHING: frozenset[int] = frozenset()
 ANY_METRIC: Final = frozenset(SUMMED)
-"""Every metric that is a sum over nodes, thus not the peaks of memory."""
+"""All metrics that are sums over nodes, and so no memory peaks."""
 FLOPS: Final = frozenset[Metric]({"flops"})
 CACHE: Final = frozenset[Metric]({"kv_cache_bytes", "kv_read_bytes"})
 NOT_FLOPS: Final = ANY_METRIC - FLOPS
@@ -36,24 +36,24 @@ Factor = Callable[[ClaimTerm], Fraction | None]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Effect of one mistake on one claim: factors of terms, and terms that are switched on."""
+    """Effect of one mistake on one claim: factors on some terms, and further terms that it counts."""
 
     cause: str
     family: str
     what: str
     factors: Mapping[int, Fraction]
-    """Index of a term -> the factor that its value is multiplied by."""
+    """Factor on the value of a term, by index of the term."""
     switches: frozenset[int] = NOTHING
-    """Indices of terms that are counted in addition."""
+    """Indices of the further terms that the mistake counts."""
     aliases: tuple[str, ...] = ()
-    """Other causes with exactly this effect."""
+    """Other causes with exactly the same effect."""
     requires: str = ""
     excludes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TermChange:
-    """Change that a mistake makes: which terms, and the factor of each (``None``: the term is unchanged)."""
+    """Change that a mistake makes: the terms to change, and the factor of each (``None`` leaves a term unchanged)."""
 
     pick: Pick
     factor: Factor
@@ -64,27 +64,27 @@ class Mistake:
     """A known mistake, one row of the table that ``costproof check`` searches."""
 
     cause: str
-    """The name that reports print."""
+    """Name of the mistake in reports."""
     family: str
-    """Mistakes of one family exclude each other."""
+    """Name of a group of mistakes that exclude each other."""
     what: str
-    """One clause that describes it in reports."""
+    """One clause that describes the mistake in reports."""
     changes: tuple[TermChange, ...] = ()
-    """Applied in order; a later one overrides an earlier one for the same term."""
+    """Changes of terms in order; a later change of a term overrides an earlier one."""
     adds: Pick | None = None
-    """The uncounted terms that it counts in addition."""
+    """Predicate that selects the uncounted terms that the mistake counts; ``None`` for none."""
     metrics: frozenset[Metric] = ANY_METRIC
     requires: str = ""
-    """Another cause that must be in the same set: this record describes the mistake combined with that cause."""
+    """Another cause that must be in the same set; this record describes both mistakes combined."""
     excludes: tuple[str, ...] = ()
-    """Other causes that must not be in the same set: combined with them, the mistake differs or is meaningless."""
+    """Causes that must not be in the same set, since the combination would differ or be meaningless."""
     if_any: Pick | None = None
-    """If given, the mistake is possible only for claims with such a term."""
+    """Predicate on terms of which a claim must have one for the mistake to be possible; ``None``: no condition."""
     unless_any: Pick | None = None
-    """If given, the mistake is impossible for claims with such a term."""
+    """Predicate on terms of which a claim must have none for the mistake to be possible; ``None``: no condition."""
 
     def effect(self, terms: ClaimTerms) -> Effect:
-        """Return the effect on the terms of a claim; it has neither factors nor switches if nothing changes."""
+        """Return the effect of the mistake on the terms of a claim, which is empty if no term changes."""
         possible = self.if_any is None or any(map(self.if_any, terms))
         if not possible or (self.unless_any is not None and any(map(self.unless_any, terms))):
             return Effect(self.cause, self.family, self.what, {})
@@ -102,13 +102,13 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class MistakeSeries:
-    """A kind of mistake with one variant for each view, tower or number of heads of the claim."""
+    """A kind of mistake with one variant for each view, tower or number of heads in the claim."""
 
     cause: str
-    """The pattern of their names, with the variable part in capitals: ``view missing: VIEW``."""
+    """Pattern of the variants' names, with the variable part in capitals: ``view missing: VIEW``."""
     what: str
     rows: Callable[[ClaimTerms, Mapping[str, int]], Iterable[Mistake]]
-    """(terms of a claim, symbols with the same value in all calls of the run) -> the mistakes of this kind."""
+    """Function that returns the variants, from the terms of a claim and the symbols with one value in all calls."""
     metrics: frozenset[Metric] = ANY_METRIC
 
 
@@ -117,13 +117,13 @@ MistakeTable = tuple[Mistake | MistakeSeries, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mistakes:
-    """The mistakes that a target adds to the ones that apply to every model."""
+    """The mistakes that are specific to a target, in addition to those of every model."""
 
     table: MistakeTable = ()
     of_run: frozenset[str] = frozenset()
-    """The causes that describe which calls were run, as opposed to how they were counted."""
+    """Causes that change which calls are run, as opposed to how calls are counted."""
     written_out: frozenset[str] = frozenset()
-    """Roles of norms that the implementation writes in primitive operators, where tools do not recognize a norm."""
+    """Roles of norms that the implementation composes of primitive operators, which tools do not recognise as norms."""
 
 
 def times(pick: Pick, number: Fraction | int) -> TermChange:
@@ -137,12 +137,12 @@ def left_out(pick: Pick) -> TermChange:
 
 
 def substituted(pick: Pick, **symbols: str) -> TermChange:
-    """Return the change that replaces symbols in the selected terms, as :func:`substitute` does."""
+    """Return the change that replaces symbols in the expressions of selected terms; see :func:`substitute`."""
     return TermChange(pick, lambda term: substitute(term, **symbols))
 
 
 def stands_for(*names: str) -> Pick:
-    """Return a predicate: whether a term is uncounted and its ``stands_for`` is one of these names."""
+    """Return a predicate for uncounted terms whose ``stands_for`` is one of these names."""
     return lambda term: not term.counted and term.stands_for in names
 
 
@@ -180,7 +180,7 @@ def _changed(source: str, change: Callable[[sympy.Expr], sympy.Expr]) -> Compile
 
 
 def _ratio(term: ClaimTerm, changed: CompiledExpression) -> Fraction | None:
-    """Return the value of the changed expression divided by that of the term's own, at the term's sizes."""
+    """Return the value of the changed expression divided by the value of the term's expression."""
     try:
         old, new = compile_expression(term.expr).run(term.values), changed.run(term.values)
     except (KeyError, ZeroDivisionError):

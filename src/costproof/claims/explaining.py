@@ -1,4 +1,4 @@
-"""Explain a claim that differs from our number: by sets of mistakes, simple ratios, or another text length."""
+"""Explain a claim that differs from the true number: by sets of mistakes, simple ratios, or another text length."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, ClaimExplanation, Formula, Judgement, Lengths, Step
 
 CHANCE: Final = Fraction(1, 10)
-"""The most coincidental fits to expect at which a set of causes still counts as evidence."""
+"""Maximum expected number of coincidental fits at which a set of causes still counts as evidence."""
 SELDOM: Final = Fraction(1, 100)
-"""The same limit for an exact ratio, and for a single cause if the claim is a product of sizes or a multiple of the
-common divisor of all terms."""
+"""Stricter maximum for an exact ratio, and for a single cause if the claim could be a coincidence of sizes.
+
+It could be if the claim is a product of sizes or a multiple of the common divisor of all terms.
+"""
 UNCOMMON: Final = Fraction(1, 500)
-"""The same limit for several causes, not all of them conventions, if the claim is a multiple of the common divisor."""
+"""Stricter maximum for several causes that are not all conventions, if the claim is a multiple of the divisor.
+
+The divisor is the greatest common divisor of all terms.
+"""
 _SHOWN: Final = 5
 _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64
 _RUNS: Final = 24
-"""Number of the target's runs at which causes must reproduce a claimed formula that takes branches."""
+"""Number of further runs of the target at which causes must reproduce a claimed formula with branches."""
 
 
 def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
-    """Return the judgement of a claim that differs from our number or states conventions of its own."""
+    """Return the judgement of a claim that differs from the true number or states conventions of its own."""
     beside = comparison(case)
     among = case.once("sets", lambda: Reachable(case.terms, case.effects, case.stated))
     found = search(among, amount, most=1)
@@ -67,7 +72,7 @@ def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
 
 
 def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: Amount) -> bool:
-    """Return whether these fits are unlikely to be coincidence; limits are stricter for a precise number."""
+    """Return whether fitting sets of causes are unlikely to be coincidence; limits are stricter for precise numbers."""
     if not fine(amount):
         return chance.numbers <= CHANCE
     most = SELDOM if len(sets[0]) <= 1 else RARE
@@ -85,7 +90,7 @@ def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: A
 
 
 class _Related(NamedTuple):
-    """Simple relations of a claim to our number: an exact ratio, or one size changed."""
+    """Simple relations of a claim to the true number: an exact ratio, or one size changed."""
 
     ratio: list[Relation]
     numbers: list[Relation]
@@ -147,7 +152,7 @@ def _open(judged: Judgement, case: ClaimCase, amount: Amount, beside: Comparison
 
 
 def same_everywhere(judged: Judgement, case: ClaimCase) -> Judgement:
-    """Judge a formula that has the right value at the claim's workload: it must be right at other workloads too."""
+    """Judge a formula that is right at the claim's workload by its values at other workloads."""
     beside = comparison(case)
     if beside is None:
         return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
@@ -227,7 +232,7 @@ def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
 
 
 def at_lengths(judged: Judgement, case: ClaimCase, lengths: Lengths) -> tuple[ClaimExplanation, ...]:
-    """Return an explanation for each text length at which a claim fits: the changed length, then mistakes."""
+    """Return an explanation by another text length and mistakes, for each length at which a claim fits."""
     found = []
     for reading, length in best(lengths):
         there = case.at_length(lengths.symbol, length)
@@ -257,5 +262,5 @@ def _explanation(case: ClaimCase, chosen: tuple[Effect, ...]) -> ClaimExplanatio
 
 
 def distance(amount: Amount, truth: int) -> int:
-    """Return the distance from our number to the interval of integers that a claim stands for; 0 if inside."""
+    """Return the distance from the true number to the interval of a claimed number; 0 if inside."""
     return min(max(truth, amount.low), amount.high) - truth

@@ -1,4 +1,4 @@
-"""Evaluate claimed formulas at a workload, and decide whether they equal ours at other workloads.
+"""Evaluate claimed formulas at a workload, and decide whether they equal the true formulas at other workloads.
 
 The truth of a target is piecewise: other formulas hold once an attention window is full or every expert is read. A
 claim is therefore compared at many runs of the target, each with the formulas that hold there: small sizes, sizes
@@ -30,13 +30,13 @@ from costproof.ledger.errors import BadInput, CostproofError, first_line
 from costproof.ledger.workload import Invocation
 
 ELSEWHERE: Final = 3
-"""Number of other workloads at which a set of causes must reproduce a claimed formula."""
+"""Number of further workloads at which a set of causes must reproduce a claimed formula."""
 _TRIED: Final = 5_000
 _FARTHEST: Final = 97
 
 
 class Comparison:
-    """A claimed formula and ours, to be evaluated at any values of the workload's symbols.
+    """A claimed formula and the true one, to be evaluated at any values of the workload's symbols.
 
     A formula with a symbol whose value differs between invocations (``n``, ``H``) is summed over the invocations; any
     other formula is evaluated once. In each invocation, such a symbol becomes a separate variable: ``n_global``.
@@ -75,20 +75,20 @@ class Comparison:
         self.free = {n: base[n] for n in sorted({self.tied.get(n, n) for n in used} - held) if n in base}
 
     def names(self, call: Invocation) -> dict[str, str]:
-        """Return symbol -> variable of a call; a symbol that differs between calls is a variable of its own."""
+        """Return the variable of each symbol of a call; a symbol that differs between calls has one per call."""
         return {n: n if n in self.shared else f"{n}_{call.id}" for n in call.symbols}
 
     def numbers(self, values: Mapping[str, int]) -> tuple[ExactNumber | None, ExactNumber | None]:
-        """Return (claimed value, our value) at these values of the free variables; ``None`` if one is undefined."""
+        """Return (claimed value, true value) at these values of the free variables; ``None`` for an undefined value."""
         every = self.everywhere(values)
         return _sum(self.given, every, self.case.capture), _sum(self.truth, every, self.case.capture)
 
     def everywhere(self, values: Mapping[str, int]) -> dict[str, int]:
-        """Return the values of all variables: the given ones, those that depend on them, and fixed ones."""
+        """Return the values of all variables: those given, those tied to them, and fixed ones."""
         return {**values, **{n: values[s] for n, s in self.tied.items() if s in values}, **self.fixed}
 
     def parts(self) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
-        """Return the terms of the claimed formula and of ours, with the configuration's numbers substituted."""
+        """Return the summands of the claimed and of the true formula, with the configuration's numbers inserted."""
         fixed = {**self.case.capture.target.symbols, **self.fixed}
         numbers, alias = tuple(sorted(fixed.items())), tuple(sorted(self.tied.items()))
         given, truth = (
@@ -113,7 +113,7 @@ class Comparison:
         return same_pieces(*self.parts(), self.free)
 
     def expression(self) -> str | None:
-        """Return the claimed formula minus ours, factored; ``None`` if that takes too long."""
+        """Return the claimed formula minus the true one, factored; ``None`` if that takes too long."""
         if term_count(parse(self.formula)) > MOST_TERMS:
             return None
         given, truth = (tuple(_renamed(*part) for part in side) for side in (self.given, self.truth))
@@ -132,7 +132,7 @@ class Comparison:
         return None
 
     def elsewhere(self) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
-        """Yield (case, claimed value) at other workloads: multiples of this one, so that costs remain integers."""
+        """Yield (case, claimed value) at workloads with multiples of the claim's sizes, so that costs stay integers."""
         for i in range(ELSEWHERE):
             values = {
                 n: v * (2 + zlib.crc32(f"{i}:{n}".encode()) % (_FARTHEST - 2)) for n, v in self.free.items()
@@ -169,13 +169,13 @@ def formula_value(formula: Formula, case: ClaimCase) -> int:
 
 
 def comparison(case: ClaimCase) -> Comparison | None:
-    """Return the comparison of a claimed formula with ours; ``None`` if the claim is a number or we have no formula."""
+    """Return the comparison of a claimed formula with the true one; ``None`` if either is only a number."""
     formula = case.claim.value
     return Comparison(formula, case) if isinstance(formula, Formula) and case.symbolic else None
 
 
 def _runs(claim: PublishedClaim, call: Invocation, capture: Capture) -> bool:
-    """Return whether a claim includes a call; over all stages, a view counts only in its first stage."""
+    """Return whether a claim covers a call; a claim on all stages covers each view only in its first stage."""
     if claim.stage != TOTAL:
         return True
     first = next(i for i in capture.invocations if i.id == call.id)
@@ -218,28 +218,27 @@ _SCALES: Final = (100, 1_000, 10_000, 100_000, 1_000_000)
 _GRID: Final = 4_000
 _MIXED: Final = 200
 _DRAWS: Final = ((101, 4_993), (10_007, 1_000_003))
-"""Ranges of random values for symbols that no setting controls."""
+"""Ranges of random values for symbols that no setting of the target controls."""
 _ELEMENT: Final = (4, 2)
 """Element sizes, in bytes, at which a claimed formula is compared with the truth."""
 _SEVERAL: Final = sym("_several")
-"""Placeholder for a symbol that depends on the settings differently in different calls."""
+"""Placeholder for a symbol that depends on the settings differently in each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class EquivalenceOutcome:
-    """Result of comparing a claimed formula with ours at other runs of the target."""
+    """Result of comparing a claimed formula with the true one at other runs of the target."""
 
     wrong: FormulaCounterexample | None
     """The smallest run found at which the claim differs from the truth."""
     runs: int
     """Number of runs compared."""
     decided: bool
-    """Whether agreement at all of them proves that the formulas are equal, wherever the target uses one of the formulas
-    that occurred in these runs."""
+    """Whether agreement at all runs proves the formulas equal, as far as these runs cover the target's formulas."""
 
 
 class EquivalenceCheck:
-    """Comparison of a claimed formula with ours at other runs of the target.
+    """Comparison of a claimed formula with the true one at other runs of the target.
 
     Args:
         beside: the comparison at the run of the claim.
@@ -283,7 +282,7 @@ class EquivalenceCheck:
         return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
 
     def cases(self, most: int) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
-        """Yield runs around each size at which a formula changes, with the claimed value there.
+        """Yield (case, claimed value) at runs around each size at which a formula changes branches.
 
         Args:
             most: the approximate number of runs.
@@ -295,7 +294,7 @@ class EquivalenceCheck:
                 yield case, there.numbers(there.free)[0]
 
     def _differ(self, there: Comparison) -> FormulaCounterexample | None:
-        """Return values of the symbols at which the formulas differ in a run; ``None`` if they agree."""
+        """Return symbol values at which the formulas differ in a given run; ``None`` if the formulas agree."""
         other = there.free.keys() - self.follows.keys()
         draws = [{n: low + zlib.crc32(f"{low}:{n}".encode()) % (high - low) for n in other} for low, high in _DRAWS]
         element = [{"b": size} for size in _ELEMENT] if self.runs is not None and "b" in other else [{}, {}]
@@ -308,7 +307,7 @@ class EquivalenceCheck:
         return None
 
     def _moved(self, there: Comparison) -> dict[str, int]:
-        """Return symbols that differ in another run and occur in neither formula, for a counterexample.
+        """Return the symbols that occur in neither formula but differ in another run, for a counterexample.
 
         They belong to a counterexample because they may decide which formula applies.
         """
@@ -342,7 +341,7 @@ class EquivalenceCheck:
         return Comparison(self.beside.given_formula, there, self.beside.shared)
 
     def _lists(self) -> tuple[dict[str, tuple[int, ...]], bool]:
-        """Return setting -> values to compare at, and whether agreement at all of them is a proof."""
+        """Return the values to compare at, by setting, and whether agreement at all of them is a proof."""
         lists: dict[str, tuple[int, ...]] = {}
         decided = True
         ends: dict[str, tuple[int, ...]] = {s: self.runs.ends(s) if self.runs else () for s in self.own}
@@ -367,12 +366,12 @@ class EquivalenceCheck:
         return lists, decided and not any(self._open(expr) for expr in exprs)
 
     def _open(self, expr: sympy.Expr) -> bool:
-        """Return whether an expression's branches depend on more than the settings."""
+        """Return whether the branches of an expression depend on symbols other than the settings."""
         known = {sym(s) for s in self.own}
         return expr.has(_SEVERAL) or any(not a.free_symbols <= known for a in expr.atoms(*PIECEWISE))
 
     def _expressions(self, there: Comparison) -> set[sympy.Expr]:
-        """Return the terms of both formulas as expressions in the settings."""
+        """Return the summands of both formulas as expressions in the settings."""
         put = {sym(variable): source for variable, source in self.follows.items()}
         return {expr.xreplace(put) for side in there.parts() for expr in side}
 
@@ -390,7 +389,7 @@ class EquivalenceCheck:
         yield from self._mixed(lists, _MIXED)
 
     def _mixed(self, lists: Mapping[str, tuple[int, ...]], most: int) -> Iterator[dict[str, int]]:
-        """Yield about ``most`` combinations of the listed values and those of the claim's own run."""
+        """Yield about ``most`` combinations of the listed setting values, including those of the claim's run."""
         short = {s: sorted({*values[:3], *values[-3:], self.own[s], *values[:: len(values) // 6 + 1]})
                  for s, values in lists.items()}  # fmt: skip
         whole = [dict(zip(short, values, strict=True)) for values in product(*short.values())]

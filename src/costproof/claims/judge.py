@@ -1,4 +1,4 @@
-"""Judge claims: compare each with our number, and claims of one file with each other."""
+"""Judge claims by comparing each with the true number, and the claims of one file with each other."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from costproof.ledger.node import not_given, total
 from costproof.ledger.time_limits import check_time, time_limit
 
 SECONDS: Final = 120
-"""Limit of processor time for all claims of a file; an unexplained number of a whole model takes several seconds."""
+"""Limit of processor seconds for all claims of a file; an unexplained number of a whole model takes several."""
 _SETTLED: Final = ("right", "explained")
 _FEWER: Final = "check fewer claims at a time"
 _STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "batch", "N": "new_tokens"}
-"""Symbol -> the settings of a workload that determine it, by which a claims file states its value."""
+"""Settings of a workload by which a claims file states the value of a symbol, by symbol."""
 
 
 def judge_claims(
     claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, truth: str, runs: TargetRuns | None = None
 ) -> ClaimsReport:
-    """Judge every claim of a file against the analytic ledger of a capture, or the static ledger if it has no other.
+    """Judge every claim of a file against a capture's analytic ledger, or against the static one if that is missing.
 
     Args:
         claims: the claims.
@@ -131,7 +131,7 @@ def judge_claim(case: ClaimCase) -> Judgement:
 
 
 def _truth(case: ClaimCase) -> int | None:
-    """Return our number for a claim; ``None`` if unknown."""
+    """Return costproof's number for the quantity of a claim; ``None`` if unknown."""
     if case.claim.metric in PEAK_METRICS:
         return peak_of(case.capture, case.claim).bytes
     return total((n for n in case.ledger.nodes if in_scope(n, case.claim)), case.claim.metric)
@@ -176,7 +176,7 @@ def _problems(case: ClaimCase) -> Iterator[CostproofError]:
 
 
 def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
-    """Yield an error for each property that a claim about a peak cannot have; it is a number for a whole stage."""
+    """Yield an error for each property that a claim about a peak cannot have, such as a module or a formula."""
     where = key(claim.where, claim.metric)
     if claim.stage == TOTAL or claim.module:
         yield BadInput("a peak must belong to one stage, not to modules or all stages", where=where,
@@ -187,7 +187,7 @@ def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
 
 
 def _together(claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim], ClaimCase]) -> tuple[Judgement, ...]:
-    """Judge all claims of a file: each by itself, then with the file's parameter counts and sums."""
+    """Judge all claims of a file, each by itself, then unexplained ones by the file's parameter counts and sums."""
     judged = {k: judge_claim(one) for k, one in _by_subject(claims, case)}
     parameters = {j.id: j for _, j in sorted(judged.items()) if j.metric == "params"}
     again = {k: _other_model(one, judged[k], parameters.get(judged[k].id)) for k, one in _by_subject(claims, case)}
@@ -198,7 +198,7 @@ def _together(claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim],
 def _by_subject(
     claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim], ClaimCase]
 ) -> Iterator[tuple[int, ClaimCase]]:
-    """Yield (index, case) of each claim, grouped by subject, since claims on one subject share results."""
+    """Yield (index, case) of each claim, grouped by quantity, since claims on one quantity share results."""
     subjects: dict[Hashable, list[int]] = {}
     for k, c in enumerate(claims):
         stated = frozenset(c.conventions.items()), frozenset(c.at.items())
@@ -211,7 +211,7 @@ def _by_subject(
 
 
 def _other_model(case: ClaimCase, judged: Judgement, parameters: Judgement | None) -> Judgement:
-    """Judge an unexplained number again for another model, which the parameter count in its row implies."""
+    """Judge an unexplained number again for another model, which the parameter count of the same row implies."""
     amount = case.claim.value
     if judged.status in _SETTLED or not isinstance(amount, Amount) or parameters is None:
         return judged
@@ -232,7 +232,7 @@ def _other_model(case: ClaimCase, judged: Judgement, parameters: Judgement | Non
 
 
 def _as_sum(case: ClaimCase, judged: Judgement, others: Sequence[Judgement]) -> Judgement:
-    """Judge an unexplained total again: as the sum of the claimed stages, if it is one."""
+    """Judge an unexplained total again as the sum of the claimed stages."""
     if judged.stage != TOTAL or judged.status in _SETTLED or judged.module:
         return judged
     rows = [o for o in others if o.stage != TOTAL and o.metric == judged.metric and not o.module]
@@ -255,7 +255,7 @@ def _as_sum(case: ClaimCase, judged: Judgement, others: Sequence[Judgement]) -> 
 
 
 def _run(row: Judgement, case: ClaimCase) -> str:
-    """Return, as text, the causes in a judgement that change which calls ran; empty for the whole run."""
+    """Return, as text, the causes in a judgement that change which calls are run; empty if all calls are run."""
     known = {"one decode step", *case.mistakes.of_run}
     causes = (s.cause for e in row.explanations[:1] for s in e.steps)
     return " and ".join(c for c in causes if c in known or c.startswith("view "))

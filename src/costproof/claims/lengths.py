@@ -1,4 +1,4 @@
-"""Compare a claimed number with the cost at every unstated text length, and with simple ratios.
+"""Compare a claimed number with simple ratios and, if the claim states no text length, with the cost at every one.
 
 The length is a free variable: where the costs at neighbouring lengths are as close as wrong numbers of the same model
 are, some length fits by coincidence, and the fit is not evidence.
@@ -38,12 +38,12 @@ from costproof.ledger.metrics import STAGE_WIDE
 
 _DEGREE: Final = 3
 _CHECKED: Final = (_DEGREE + 7, 101, 1_009, 1_000_003)
-"""Steps from the shortest length to the lengths that a polynomial is checked at."""
+"""Distances from the shortest length at which a fitted polynomial is checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A cost as a polynomial in the text length that never decreases.
+    """Cost as a non-decreasing polynomial in the text length.
 
     It is stored as its forward differences at ``start``, as integers on the common denominator ``scale``.
     """
@@ -53,16 +53,16 @@ class Curve:
     scale: int
 
     def at(self, length: int) -> Fraction:
-        """Return the cost at a length."""
+        """Return the cost at a text length."""
         return Fraction(self._scaled(length), self.scale)
 
     def _scaled(self, length: int) -> int:
-        """Return ``scale`` times the cost at a length, by Newton's forward differences."""
+        """Return ``scale`` times the cost at a text length, by Newton's forward differences."""
         return sum(d * comb(length - self.start, k) for k, d in enumerate(self.differences))
 
     @property
     def grain(self) -> Fraction:
-        """Return the greatest common divisor of the costs at all lengths; wrong numbers of these sizes share it."""
+        """Return the greatest common divisor of the costs at all lengths, which wrong numbers are multiples of too."""
         return Fraction(gcd(*self.differences), self.scale)
 
     @property
@@ -83,27 +83,27 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Result of comparing a claim with all lengths, with the number of fits that coincidence would give."""
+    """Result of comparing a claim with all text lengths, with the expected number of coincidental fits."""
 
     lengths: Lengths
     chances: tuple[Fraction, ...]
-    """Expected number of coincidental fits of each reading in ``lengths``."""
+    """Expected number of coincidental fits of each set of conventions in ``lengths``."""
 
     def chance(self, most: int) -> Fraction:
-        """Return the expected number of coincidental fits over all readings with at most ``most`` conventions."""
+        """Return the expected number of coincidental fits over all sets of at most ``most`` conventions."""
         readings = zip(self.lengths.readings, self.chances, strict=True)
         return sum((chance for r, chance in readings if len(r.causes) <= most), Fraction(0))
 
 
 def best(lengths: Lengths) -> list[tuple[Reading, int]]:
-    """Return the readings (sets of conventions) that fit with the fewest conventions, each with its first length."""
+    """Return the smallest sets of conventions under which some length fits, each with its first fitting length."""
     fit = [(r, r.fits[0].length) for r in lengths.readings if r.fits is not None]
     least = min((len(r.causes) for r, _ in fit), default=0)
     return [(r, length) for r, length in fit if len(r.causes) == least]
 
 
 def hold(case: ClaimCase, amount: Amount, model: tuple[str, ...] = ()) -> Held | None:
-    """Compare a claim with the cost at every length, under each set of counting conventions.
+    """Compare a claim with the cost at every text length, under each set of counting conventions.
 
     Args:
         case: the claim and the truth.
@@ -125,7 +125,7 @@ def hold(case: ClaimCase, amount: Amount, model: tuple[str, ...] = ()) -> Held |
 
 
 def _curves(case: ClaimCase, model: tuple[str, ...]) -> tuple[str, int, dict[tuple[str, ...], Curve]] | None:
-    """Return the symbol of the length, the shortest length, and the cost by length for each set of conventions."""
+    """Return the length's symbol, the shortest length, and the cost by length for each set of conventions."""
     claim, symbol = case.claim, _symbol(case)
     if symbol is None or claim.metric in STAGE_WIDE or not case.symbolic:
         return None
@@ -155,7 +155,7 @@ def _curves(case: ClaimCase, model: tuple[str, ...]) -> tuple[str, int, dict[tup
 
 
 def chance_text(expected: Fraction) -> str:
-    """Return an upper bound of an expected number of coincidences, as ``1/n``."""
+    """Format an upper bound of an expected number of coincidences as ``1/n``."""
     if expected == 0:
         return "0"
     return f"1/{int(1 / expected)}" if expected <= Fraction(1, 2) else str(ceil(expected))
@@ -168,7 +168,7 @@ def _polynomial(expr: str, names: frozenset[str]) -> bool:
 
 
 def _symbol(case: ClaimCase) -> str | None:
-    """Return the symbol of the text length that a claim leaves open; ``None`` for rows, which have several lengths."""
+    """Return the symbol of the text length if a claim leaves it open; ``None`` also for rows of several lengths."""
     if case.capture.workload.rows:
         return None
     names = {n for call in case.calls for n in call.symbols} - case.claim.at.keys() - case.fixed
@@ -176,13 +176,13 @@ def _symbol(case: ClaimCase) -> str | None:
 
 
 def _longest(case: ClaimCase) -> int | None:
-    """Return the maximum length that the configuration states; ``None`` if it states none."""
+    """Return the maximum sequence length in the configuration; ``None`` if there is none."""
     found = [v for k, v in (case.capture.target.config or {}).items() if k.rpartition(".")[2] == "max_positions"]
     return max((v for v in found if isinstance(v, int)), default=None)
 
 
 def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]]:
-    """Return groups of conventions that exclude each other; the empty name is costproof's own convention.
+    """Return groups of mutually exclusive conventions; an empty name stands for costproof's own convention.
 
     Args:
         known: the effects that can change the claim.
@@ -201,7 +201,7 @@ def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]
 
 
 def _curve(start: int, lengths: Sequence[int], numbers: Sequence[Fraction]) -> Curve | None:
-    """Return the polynomial through the first costs; ``None`` if it misses a later cost or decreases."""
+    """Return the polynomial through the first costs; ``None`` if a later cost differs from it or is smaller."""
     row, differences = list(numbers[: _DEGREE + 1]), []
     while row:
         differences.append(row[0])
@@ -239,35 +239,35 @@ def _reading(causes: tuple[str, ...], curve: Curve, amount: Amount, longest: int
 
 _MOST_TIMES: Final = 1_024
 _SMALL: Final = 12
-"""The ratios tried are n and 1/n for n up to ``_MOST_TIMES``, and fractions p/q with p and q up to ``_SMALL``."""
+"""Limit of p and q in the ratios p/q tried, besides n and 1/n for n up to ``_MOST_TIMES``."""
 _FARTHEST: Final = 16
-"""Values of a number are tried up to this multiple of its actual value, and at least up to this value."""
+"""Multiple of a size's actual value up to which other values are tried, and the smallest such limit."""
 _CLOSE: Final = Fraction(9, 8)
 _FAR: Final = Fraction(5)
-"""The density of ratios is measured up to these factors from the claim's: among all numbers, and among products."""
+"""Factor below and above the claim's ratio within which the density of tried ratios is measured."""
 RARE: Final = Fraction(1, 1_000)
-"""The most coincidental fits to expect at which another length counts as evidence for a number with many digits."""
+"""Maximum expected number of coincidental fits at which another length is evidence for a number with many digits."""
 ONE_NUMBER: Final = Fraction(1, 1_200)
-"""The same limit for another value of one number, of which a model has about ten."""
+"""Maximum expected number of coincidental fits for another value of one of a model's about ten sizes."""
 _SMALL_NUMBER: Final = 64
 _WIDTHS: Final = 8
-"""Larger numbers of a model, which are widths, are multiples of this; other values are not evidence."""
+"""Divisor of the model's larger sizes, which are widths; a fit with another value is not evidence."""
 _OF_RUN: Final = ("B", "N")
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A simple relation that leads from our number to the claim."""
+    """A simple relation that turns the true number into the claim."""
 
     cause: str
     what: str
     chance: Chance
     times: Fraction = Fraction(0)
-    """The factor on the truth, or on the number of the configuration or run that changes."""
+    """Factor on the true number, or on the size of the model or run that changes."""
 
 
 def ratio(case: ClaimCase, amount: Amount, reference: ReferenceClass) -> tuple[Relation | None, Chance]:
-    """Return the simplest exact ratio of claim and our number, and how many ratios would fit by chance."""
+    """Return the simplest exact ratio of the claim to the true number, and how many ratios would fit by chance."""
     base = reach(case.terms, case.stated)
     if base <= 0 or amount.low <= 0:
         return None, Chance()
@@ -301,7 +301,7 @@ def _numbers(reference: ReferenceClass, ratios: Iterable[Fraction], base: Fracti
 
 
 def numbers(case: ClaimCase, amount: Amount) -> list[Relation]:
-    """Return changes of one configuration or run size that lead to the claim, the best evidence first."""
+    """Return changes of one size of the model or run that lead to the claim, the best evidence first."""
     found = []
     for line in _free(case):
         value = line.solve(amount)
@@ -313,13 +313,13 @@ def numbers(case: ClaimCase, amount: Amount) -> list[Relation]:
 
 
 def expected(case: ClaimCase, amount: Amount) -> Fraction:
-    """Return the expected number of sizes whose change would fit by coincidence and count as evidence."""
+    """Return the expected number of sizes whose change would fit by coincidence and still count as evidence."""
     return sum((c for line in _free(case) if (c := line.chance_near(amount)) <= ONE_NUMBER), Fraction(0))
 
 
 @dataclass(frozen=True)
 class _Line:
-    """The claimed quantity as an increasing function of one size of the configuration or the run."""
+    """The claimed quantity as an increasing function of one size of the model or the run."""
 
     name: str
     usual: int
@@ -328,7 +328,7 @@ class _Line:
 
     @cached_property
     def grain(self) -> Fraction:
-        """Return the greatest common divisor of the results for sizes 1, 2 and 3; wrong numbers share it."""
+        """Return the greatest common divisor of the results for sizes 1, 2 and 3, which also divides wrong results."""
         values = [v for v in map(self.at, (1, 2, 3)) if v is not None]
         common = lcm(*(v.denominator for v in values))
         return Fraction(gcd(*(int(v * common) for v in values)), common)
@@ -346,14 +346,14 @@ class _Line:
         return high
 
     def solve(self, amount: Amount) -> int | None:
-        """Return the size whose result is the claim; ``None`` if there is none or it is the actual size."""
+        """Return the size whose result is the claim; ``None`` if no size gives it or the actual size does."""
         value = self.first(Fraction(amount.low))
         if value is None or value == self.usual or (there := self.at(value)) is None:
             return None
         return value if amount.low <= there < amount.high + 1 else None
 
     def chance(self, value: int, amount: Amount) -> Fraction:
-        """Return the probability that a fit at this size is a coincidence, from the results around it.
+        """Return the probability that a fit of this size is a coincidence, from the results of neighbouring sizes.
 
         It is 1 for a value that no published model has.
         """
@@ -363,14 +363,14 @@ class _Line:
         return min(max(self.grain, Fraction(amount.high - amount.low + 1)) / (here - before), Fraction(1))
 
     def chance_near(self, amount: Amount) -> Fraction:
-        """Return the expected coincidental fits near the claim; 0 if no size reaches it."""
+        """Return the expected number of coincidental fits near the claim; 0 if no size reaches the claim."""
         value = self.first(Fraction(amount.low))
         return Fraction(0) if value is None else self.chance(value, amount)
 
 
 @lru_cache(maxsize=1)
 def _ratios() -> tuple[Fraction, ...]:
-    """Return all ratios that are tried, in ascending order."""
+    """Return all ratios to try, in ascending order."""
     times = {r for k in range(2, _MOST_TIMES + 1) for r in (Fraction(k), Fraction(1, k))}
     parts = {Fraction(p, q) for p in range(1, _SMALL + 1) for q in range(1, _SMALL + 1) if p != q}
     return tuple(sorted(times | parts))
@@ -381,7 +381,7 @@ def _free(case: ClaimCase) -> tuple[_Line, ...]:
 
 
 def _lines(case: ClaimCase) -> Iterator[_Line]:
-    """Yield the sizes that an author may have had wrong: configuration symbols, run symbols, layer counts."""
+    """Yield the sizes that an author may have mistaken: symbols of configuration and run, numbers of layers."""
     on = [i for i in case.terms if i.counted]
     if not all(i.expr for i in on):
         return
@@ -433,7 +433,7 @@ def _layers(case: ClaimCase, tower: str, count: int, usual: int) -> Callable[[in
 
 
 def _alike(terms: Iterable[ClaimTerm]) -> Counter[tuple[object, ...]]:
-    """Return the number of terms of each kind; layers that cost the same are one kind."""
+    """Return the number of terms of each kind; layers of equal cost are of one kind."""
     found: Counter[tuple[object, ...]] = Counter()
     for term in terms:
         found[_kind(term)] += term.count

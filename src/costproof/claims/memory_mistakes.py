@@ -1,4 +1,4 @@
-"""Define the known mistakes in bytes, caches, formats, ranks and peaks, and the terms of a claim about a peak."""
+"""Define known mistakes in bytes, caches, formats, ranks and peaks, and the terms of a claim about a peak."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ _OF_FORMATS: Final = frozenset[Metric]({UNPACKING})
 
 
 def _unpacked(term: ClaimTerm) -> bool:
-    """Return whether a term unpacks whole matrices: its formula does not grow with each token."""
+    """Return whether a term unpacks whole quantised matrices, since its formula does not depend on the tokens."""
     names = free_symbols(term.expr) if term.counted and term.expr else frozenset({"S"})
     return names.isdisjoint({"B", "S", "L"}) or f"{term.tower}_experts" in names
 
 
 def _for_each_token(term: ClaimTerm) -> Fraction | None:
-    """Return the cost if each token of a call unpacks the matrices that it passes, relative to that of the term."""
+    """Return the cost of unpacking the matrices again for each token, as a factor on the term."""
     tokens = tokens_of(term.values)
     if tokens is None or (term.part == "lm_head" and "L" in term.values):
         return None if tokens is None else Fraction(term.values["B"] * term.values["L"])
@@ -144,17 +144,17 @@ _HELD_BY_RANKS: Final = frozenset[Metric]({"params", "params_active", "weight_by
 _SENT: Final = frozenset[Metric]({"comm_bytes"})
 _OF_COLLECTIVES: Final = frozenset(COMM)
 _SHARED_HEADS: Final = (".attention", ".attention.k", ".attention.v")
-"""Ends of roles of modules that a rank has one key/value head of, if there are more ranks than heads."""
+"""Ends of the roles of modules with only one key/value head per rank if there are more ranks than heads."""
 
 
 def _of_one_device(term: ClaimTerm) -> Fraction:
-    """Return the cost of a term on one device relative to that of the rank."""
+    """Return the cost of a term on one device, as a factor on its cost on the rank."""
     whole = substitute(term, **ON_ONE_DEVICE)
     return _copied_heads(term) if whole is None else whole
 
 
 def _copied_heads(term: ClaimTerm) -> Fraction:
-    """Return how many key/value heads one device has for each of the rank, if ranks hold copies; else 1."""
+    """Return the number of key/value heads per head of the rank if ranks duplicate heads; else 1."""
     copied = _several(term) and term.owner in ("attention", "linear") and term.role.endswith(_SHARED_HEADS)
     heads = f"{term.tower}_kv_heads"
     named = free_symbols(term.expr) if copied and term.expr else frozenset()
@@ -166,12 +166,12 @@ def _several(term: ClaimTerm) -> bool:
 
 
 def _in_parts(term: ClaimTerm) -> bool:
-    """Return whether ranks store parts of the parameters, and gather them."""
+    """Return whether ranks shard the parameters of a term and all-gather them (FSDP)."""
     return term.counted and term.values.get("fsdp", 1) > 1
 
 
 def _of_sequence(symbol: str) -> Callable[[ClaimTerm], bool]:
-    """Return a predicate: whether ranks share a sequence, and a term's formula has a symbol."""
+    """Return a predicate for terms with a symbol in their formula, in a run whose ranks split the sequence."""
     return lambda t: t.counted and t.values.get("cp", 1) > 1 and bool(t.expr) and symbol in free_symbols(t.expr)
 
 
@@ -180,7 +180,7 @@ def _latents(term: ClaimTerm) -> bool:
 
 
 def _share_of_all(term: ClaimTerm) -> Fraction:
-    """Return the cost of one device divided by tp, relative to that of the rank."""
+    """Return a tp-th of the cost on one device, as a factor on the term's cost on the rank."""
     return _of_one_device(term) / term.values["tp"]
 
 
@@ -203,12 +203,12 @@ def _sharing(term: ClaimTerm) -> bool:
 
 
 def _dispatch(*kinds: str) -> Callable[[ClaimTerm], bool]:
-    """Return a predicate: whether a term is a collective in which batches exchange tokens for their experts."""
+    """Return a predicate for terms of the collectives that send tokens to the experts of other ranks."""
     return lambda t: t.counted and t.kind in kinds and t.part == "experts"
 
 
 def _copies(count: Callable[[int, int, int], Fraction]) -> tuple[TermChange, ...]:
-    """Return the change of the copies of a token that are sent: ``count`` has top-k, experts and ranks.
+    """Return the change of the number of copies sent per token, computed by ``count`` from top-k, experts, ranks.
 
     The gathered form sends one to each batch; others send a share of the tokens that ranks along ``tp`` have in common.
     """
@@ -229,7 +229,7 @@ def _by_rank(top_k: int, experts: int, ranks: int) -> Fraction:
 
 
 def _wire(size: Callable[[int, int], int]) -> tuple[TermChange, ...]:
-    """Return the change of what is gathered to hidden states only: ``size`` has their width and element size."""
+    """Return the change by which only hidden states are gathered; ``size`` gets their width and element size."""
 
     def factor(term: ClaimTerm) -> Fraction | None:
         values = term.values
@@ -241,7 +241,7 @@ def _wire(size: Callable[[int, int], int]) -> tuple[TermChange, ...]:
 
 
 def _padded_vocabulary(term: ClaimTerm) -> Fraction | None:
-    """Return the cost with a vocabulary padded to a multiple of 64, relative to that of the term."""
+    """Return the cost with a vocabulary padded to a multiple of 64, as a factor on the term."""
     name = next((name for name in term.values if name.endswith("_vocab")), None)
     if name is None:
         return None
@@ -333,12 +333,12 @@ RANKS: Final[MistakeTable] = (
 _GRAPH, _EAGER = PEAK_METRICS
 _OF_PEAKS: Final = frozenset(PEAK_METRICS)
 _RUN: Final = "the run's type"
-"""Kind of the terms with the dtype of the run, whose element size is the symbol ``b``."""
+"""Kind of terms in the dtype of the run, whose element size is the symbol ``b``."""
 _WEIGHTS_ALONE: Final = "weights alone"
 
 
 def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
-    """Return the memory peak that a claim is about: the largest among its calls.
+    """Return the memory peak that a claim is about, the largest of the stage's calls.
 
     Raises:
         Incomplete: the capture lacks the peaks of one of these calls.
@@ -357,7 +357,7 @@ def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
 
 
 def peak_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
-    """Return the terms of a claim about a peak: live tensors, and uncounted ones for other peaks and weights."""
+    """Return the terms of a claim about a peak: live tensors, and as uncounted terms other peaks and weights."""
     known = next((capture.values(i) for i in capture.invocations if i.stage == claim.stage), {})
     blank = ClaimTerm(claim.stage, claim.invocation, "", "peak", "", Fraction(0), "", known, 1, ())
     own = _tensors(blank, peak_of(capture, claim))
@@ -441,7 +441,7 @@ def _peak(call: CallPeaks, metric: Metric) -> Peak | None:
 
 
 def _largest(calls: Iterable[CallPeaks], metric: Metric) -> Peak | None:
-    """Return the largest peak of the calls; ``None`` without calls or if one peak is unknown."""
+    """Return the largest peak of the calls; ``None`` without calls or with an unknown peak."""
     found = [_peak(c, metric) for c in calls]
     known = [p for p in found if p is not None]
     return max(known, key=lambda p: p.bytes) if known and len(known) == len(found) else None

@@ -78,7 +78,7 @@ def units(written_out: frozenset[str]) -> MistakeTable:
 
 
 def _einsum_of_fvcore(term: ClaimTerm) -> Fraction:
-    """Return the factor to fvcore's count of an einsum: half of NumPy's estimate, rounded to four digits."""
+    """Return fvcore's count of an einsum as a factor on the term: half of NumPy's estimate, to four digits."""
     each = term.value / term.count / 2
     rounded = Fraction(f"{int(each):.3e}") / 2 if each.denominator == 1 else each / 2
     return Fraction(int(rounded)) / each
@@ -87,7 +87,7 @@ def _einsum_of_fvcore(term: ClaimTerm) -> Fraction:
 # --- Training --------------------------------------------------------------------------------------------------------
 
 _UNITS: Final = ("mac", "doubled", "fvcore")
-"""Causes excluded for training passes, which are counted in FLOPs: allowing them would make too many numbers fit."""
+"""Causes excluded for training, whose passes are counted in FLOPs; with them too many numbers would fit."""
 _RULES: Final = tuple(f"2ND: {name}" for name, _ in RULES)
 
 
@@ -155,7 +155,7 @@ def _triangle(term: ClaimTerm) -> Fraction | None:
 
 
 def _other_mask(term: ClaimTerm) -> bool:
-    """Return whether a mask in a graph is neither that of causal attention nor of a window or chunk."""
+    """Return whether a mask in a graph is neither causal nor that of a window or chunk."""
     triangle = term.prompt_scores and term.kept == _triangle(term)
     return _masked(term) and not (triangle or term.window or term.chunk)
 
@@ -165,7 +165,7 @@ def _masked(term: ClaimTerm) -> bool:
 
 
 def _context(cause: str, what: str, seen: Callable[[ClaimTerm], int]) -> Iterator[Mistake]:
-    """Yield a mistake in the context of decode steps in two forms: in all N steps, and in a single step."""
+    """Yield a mistake in the context length of decode steps, once for all N steps and once for a single step."""
     several = TermChange(_scores("N", "P"), lambda t: Fraction(t.values["N"] * seen(t), keys(t)))
     single = TermChange(_scores("N", "P"), lambda t: Fraction(seen(t), t.values["P"] + 1))
     yield Mistake(cause, "attention", what, (several,), metrics=FLOPS, excludes=(ONE_STEP,))
@@ -178,7 +178,7 @@ def _own_token(cause: str, what: str, more: int) -> Mistake:
 
 
 def _rule(name: str, what: str) -> Iterator[Mistake]:
-    """Yield the mistakes of counting a decoder as 2 x parameters x tokens, with and without attention scores."""
+    """Yield the mistakes of counting a decoder by 2 x parameters x tokens, with and without attention scores."""
 
     def replaced(t: ClaimTerm) -> bool:
         return t.text and not t.stands_for.startswith("2ND")
@@ -207,7 +207,7 @@ def _experts_of(term: ClaimTerm) -> int:
 
 
 def _repeated(term: ClaimTerm) -> bool:
-    """Return whether a term occurs once in a tower whose layers each have several experts."""
+    """Return whether a counted term is outside the routed experts and router of a tower with several experts."""
     return term.counted and not _routed(term) and term.part != "router" and _experts_of(term) > 1
 
 
@@ -301,12 +301,12 @@ def _views(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
 
 
 def _one_of_batch(term: ClaimTerm) -> Fraction | None:
-    """Return one sample's cost relative to the batch's; views ``n`` of all samples are divided by B."""
+    """Return the cost of one sample as a factor on the batch's; the views ``n`` of all samples are divided by B."""
     return substitute(term, B="1", n="n / B") if term.expr else Fraction(1, term.values["B"])
 
 
 def _sizes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield the mistakes of confusing two sizes of the configuration, for each tower that has both."""
+    """Yield the mistakes of confusing two sizes of the configuration, for each tower with both."""
     prefixes = sorted({n.removesuffix("_head_dim") for t in terms for n in t.values if n.endswith("_head_dim")})
     for p in prefixes:
 
@@ -368,13 +368,13 @@ REST: Final[MistakeTable] = (
 
 
 _DIGITS: Final = 24
-"""Binary digits of a float32."""
+"""Number of significant binary digits of a float32."""
 _CLASSES: Final = ("", ", two classes")
-"""Suffixes of the causes' names: for the model's own number of classes, and for two, the default in transformers."""
+"""Suffixes of causes: for the model's own number of classes, and for two classes, the transformers default."""
 
 
 def rule_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[ClaimTerm]:
-    """Return terms for rules of thumb, such as 2 FLOPs per parameter, for a model with one stage."""
+    """Return uncounted terms for rules of thumb, such as 2 FLOPs per parameter and token, for a one-stage model."""
     calls = capture.invocations
     if claim.metric != "flops" or claim.module or len(calls) != 1 or tokens_of(calls[0].symbols) is not None:
         return []
@@ -446,7 +446,7 @@ RULES_OF_THUMB: Final[MistakeTable] = (
 
 
 def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
-    """Return how many parameters fewer the model would have with two-class classifiers."""
+    """Return the number of parameters that the model would lose with two-class classifiers."""
     fewer = 0
     for node in ledger.nodes:
         expr = node.exprs.get("params", "")

@@ -1,4 +1,4 @@
-"""Read claims from YAML files, from tables, and from users' own numbers; report all errors at once."""
+"""Read claims from YAML files, tables, and users' own numbers, and report all errors at once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_claims(path: Path) -> ClaimsFile:
 
 
 def claims_from_text(source: str, *, where: str, folder: Path | None = None) -> ClaimsFile:
-    """Read claims from the text of a claims file; without a folder, the file cannot name tables."""
+    """Read claims from the text of a claims file; without a folder, the text cannot refer to tables."""
     with time_limit(SECONDS, "the claims file takes too long to read", where=where):
         data = read_document(source, where=where)
         if not isinstance(data, dict) or "costproof_claims" not in data:
@@ -184,7 +184,7 @@ class Reader:
         return words, numbers
 
     def value(self, given: YamlValue, where: str, metric: Metric) -> Amount | Formula | None:
-        """Parse a printed number or a formula; record an error and return ``None`` if it is neither."""
+        """Parse a printed number or a formula; record an error and return ``None`` for any other text."""
         if not isinstance(given, str):
             self.problem("a claim must be a number or a formula", where)
             return None
@@ -199,7 +199,7 @@ class Reader:
         return Formula(given)
 
     def conditions(self, given: YamlValue, where: str) -> tuple[Condition, ...]:
-        """Parse conditions on claims: expressions that must be at least 0 where the claim applies."""
+        """Parse the conditions under which claims apply, as expressions that must be at least 0."""
         found = tuple(self.text(one, f"{where}[{i}]") for i, one in enumerate(self.items(given, where)))
         for i, one in enumerate(found):
             try:
@@ -228,13 +228,13 @@ class Reader:
         return ""
 
     def known(self, given: Mapping[str, YamlValue], allowed: tuple[str, ...], where: str) -> None:
-        """Record an error for each unknown key."""
+        """Record an error for each key that is not known."""
         for name in given:
             if name not in allowed:
                 self.problem("unknown key", key(where, name[:60]), "one of " + ", ".join(allowed))
 
     def distinct(self, key: Callable[[PublishedClaim], Hashable], what: str) -> tuple[PublishedClaim, ...]:
-        """Return the claims; record an error for each pair with the same subject."""
+        """Return the claims; record an error for each pair of claims on the same quantity."""
         seen: dict[Hashable, str] = {}
         for claim in self.claims:
             if (before := seen.setdefault(key(claim), claim.where)) != claim.where:
@@ -251,7 +251,7 @@ class Reader:
 
 
 def key(where: str, name: str) -> str:
-    """Return the path of a key: ``$.claims[0].stage``, or in a table ``numbers.csv, line 3, stage``."""
+    """Return the path of a key for messages: ``$.claims[0].stage``, or in a table ``numbers.csv, line 3, stage``."""
     return f"{where}.{name}" if where.startswith("$") else f"{where}, {name}"
 
 
@@ -320,7 +320,7 @@ _LONGEST: Final = 80
 def own_claims(
     given: Iterable[str], places: Mapping[str, Sequence[str]], default: str = TOTAL
 ) -> tuple[ClaimsFile, ...]:
-    """Read a user's own numbers as claims files, one for each name that the user gave.
+    """Read a user's own numbers as claims files, one file for each name that the user gave.
 
     Args:
         given: pairs and paths of CSV files, as :data:`_GRAMMAR` has them.
@@ -358,7 +358,7 @@ def _pair(pair: re.Match[str], text: str) -> ClaimTableRow:
 
 
 def _claim(reader: Reader, row: ClaimTableRow, places: Mapping[str, Sequence[str]], default: str) -> None:
-    """Convert a user's row to the form of a claim, and check that the target has its subject."""
+    """Convert a row of a user's numbers to a claim, and check that the target has this stage and invocation."""
     for column in ("name", "value"):
         if not row.cells.get(column):
             reader.problem(f"a number has no {column}", key(row.where, column), "a text", "an empty cell")

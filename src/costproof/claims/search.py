@@ -1,4 +1,4 @@
-"""Search for the smallest sets of mistakes that turn our number into the claimed one, in exact arithmetic."""
+"""Search for the smallest sets of mistakes that turn the true number into the claimed one, in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -17,28 +17,33 @@ from costproof.claims.types import Amount
 from costproof.ledger.time_limits import check_time
 
 _PARTS: Final = (20, 80, 320)
-"""The density of known numbers is measured within 1/20, 1/80 and 1/320 of the claim; the highest density is used."""
+"""Reciprocal widths of the intervals around a claim in which the density of known numbers is measured.
+
+Of the densities within 1/20, 1/80 and 1/320 of the claim, the highest is used.
+"""
 _ROOM: Final = 8
-"""The two narrower intervals are used only if they are this many times as wide as the claim's own interval."""
+"""Minimum ratio of the width of a narrower interval to that of the interval that a claim stands for."""
 _FAR: Final = 4
-"""Products of sizes are sparse, so their density is measured from a quarter of the claim to four times the claim."""
+"""Factor below and above a claim within which the density of products of sizes is measured, as they are sparse."""
 _FINE: Final = 10**5
 _SIMPLE: Final = 12
-"""Ratios of the truth are multiples of the grain over their denominators, up to this one."""
+"""Largest denominator of simple ratios; the true number times such a ratio is a multiple of grain / denominator."""
 _ONE: Final = 10**18
 
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """Expected numbers of coincidental fits of a claim, under two models of wrong numbers."""
+    """Expected numbers of coincidental fits of a claim, under models of wrong numbers."""
 
     numbers: Fraction = Fraction(0)
-    """Fits among all numbers with as many digits as the claim, or among multiples of the greatest common divisor of
-    the truth's terms, whichever are more."""
+    """Fits among numbers with as many digits, or among multiples of the truth's grain, whichever are more.
+
+    The grain is the greatest common divisor of the truth's terms.
+    """
     products: Fraction = Fraction(0)
-    """Fits among products of sizes of the model and the run; 0 for a claim that is not a product of sizes."""
+    """Fits among products of sizes of the model and the run; 0 for a claim that is not such a product."""
     multiples: Fraction = Fraction(0)
-    """Fits among multiples of the greatest common divisor; 0 for a claim that is none."""
+    """Fits among multiples of the grain, the greatest common divisor of the truth's terms; 0 for other claims."""
 
     def __add__(self, other: Chance) -> Chance:
         return Chance(self.numbers + other.numbers, self.products + other.products, self.multiples + other.multiples)
@@ -50,7 +55,7 @@ class Chance:
 
 
 def fine(amount: Amount) -> bool:
-    """Return whether a claim is exact or printed with at least six digits."""
+    """Return whether a claim is an exact number or printed with at least six digits."""
     return (amount.high - amount.low) * _FINE <= amount.low
 
 
@@ -65,10 +70,10 @@ class SizeProducts:
         # interval) / (mean step) times. Only this number needs logarithms.
         mean = sum(map(log, sizes)) / len(sizes)
         self.passing = Fraction(2 * log(_FAR) / mean).limit_denominator(1_000_000)
-        """Expected number of products from a quarter of a claim to four times the claim."""
+        """Expected number of products of sizes from a quarter of a claim to four times the claim."""
 
     def weight(self, number: int) -> Fraction:
-        """Return the probability that multiplying random sizes one after another yields a number at some step."""
+        """Return the probability that a number occurs as a product while random sizes are multiplied one by one."""
         # A number with another prime factor is not a product of sizes: a fast test that rejects nearly all numbers.
         if number < 1 or pow(self._primes, number.bit_length(), number):
             return Fraction(0)
@@ -98,22 +103,22 @@ class ReferenceClass:
     def __init__(self, parts: Sequence[Fraction], sizes: Iterable[int]) -> None:
         common = lcm(*(v.denominator for v in parts))
         self.grain = Fraction(gcd(*(int(v * common) for v in parts)), common)
-        """The greatest common divisor of all terms of the truth."""
+        """Greatest common divisor of all terms of the true number."""
         self.products = _products(tuple(sorted({2, *(s for s in sizes if s > 1)})))
 
     def lattice(self, amount: Amount, parts: int = 1) -> Fraction | None:
-        """Return the first of grain / 1, …, grain / ``parts`` that has a multiple in a precise claim, or ``None``."""
+        """Return the first of grain / 1, …, grain / ``parts`` with a multiple in a precise claim; else ``None``."""
         width = amount.high + 1 - amount.low
         grains = (self.grain / part for part in range(1, parts + 1)) if fine(amount) else ()
         return next((g for g in grains if g > width and amount.low <= amount.high // g * g), None)
 
     def has_product(self, amount: Amount) -> bool:
-        """Return whether a precise claim is a product of sizes; false for one with few digits."""
+        """Return whether a precise claim is a product of sizes; false for a claim with few digits."""
         return fine(amount) and (amount.low < amount.high or self.products.weight(amount.low) > 0)
 
 
 class KnownNumbers:
-    """All numbers that known mistakes lead to, for estimating coincidences.
+    """All numbers to which known mistakes lead, for estimating coincidental fits.
 
     Args:
         reference: the sets of numbers that a claim may be drawn from.
@@ -127,12 +132,12 @@ class KnownNumbers:
         self._whole: tuple[list[int], list[Fraction]] | None = None
 
     def chance(self, amount: Amount) -> Chance:
-        """Return how many of the known numbers are expected to fit a claim by coincidence."""
+        """Return how many of these numbers are expected to fit a claim by coincidence."""
         multiples = self.among_multiples(amount)
         return Chance(max(self._among_close(amount), multiples), self.among_products(amount), multiples)
 
     def among_all(self, amount: Amount, *, itself: bool = False) -> Fraction:
-        """Return the expected fits among numbers with as many digits, or multiples of the grain, whichever is more.
+        """Return the expected coincidental fits among equally long numbers or multiples of the grain, if more of these.
 
         Args:
             amount: the claim.
@@ -141,7 +146,7 @@ class KnownNumbers:
         return max(self._among_close(amount, itself=itself), self.among_multiples(amount, itself=itself))
 
     def _among_close(self, amount: Amount, *, itself: bool = False) -> Fraction:
-        """Return the expected fits among numbers with as many digits."""
+        """Return the expected coincidental fits among numbers with as many digits as the claim."""
         width = Fraction(amount.high + 1 - amount.low)
         rooms = [(Fraction(amount.low * (p - 1), p), Fraction(amount.high * (p + 1), p)) for p in _PARTS]
         rooms = [rooms[0], *(r for r in rooms[1:] if r[1] - r[0] > _ROOM * width)]
@@ -151,7 +156,7 @@ class KnownNumbers:
         return max(t * width / max(r[1] - r[0], width) for t, r in zip(taken, rooms, strict=True))
 
     def among_multiples(self, amount: Amount, *, itself: bool = False) -> Fraction:
-        """Return how many multiples of a claim's lattice would fit it by chance; 0 if it belongs to no lattice."""
+        """Return the expected coincidental fits among multiples of the grain that divides the claim; 0 if none does."""
         lattice = self.reference.lattice(amount, _SIMPLE if itself else 1)
         if lattice is None:
             return Fraction(0)
@@ -163,16 +168,16 @@ class KnownNumbers:
         return max(Fraction(multiples - own), self._least) * lattice / (high - low)
 
     def _own(self, amount: Amount) -> int:
-        """Return how many numbers fit a claim."""
+        """Return how many of the known numbers fit a claim."""
         return len(self._between(Fraction(amount.low), Fraction(amount.high)))
 
     @property
     def _least(self) -> Fraction:
-        """Return the numbers to assume where none is near: half a number."""
+        """Return the count to assume where no known number is near: a half, or 0 if none is known at all."""
         return Fraction(min(len(self.values), 1), 2)
 
     def among_products(self, amount: Amount) -> Fraction:
-        """Return the expected fits among products of sizes; 0 if the claim cannot be one."""
+        """Return the expected coincidental fits among products of sizes; 0 if the claim cannot be such a product."""
         if not self.reference.has_product(amount):
             return Fraction(0)
         if self._whole is None:
@@ -184,30 +189,30 @@ class KnownNumbers:
         return sum(weights[near], Fraction(0)) / self.reference.products.passing
 
     def _between(self, low: Fraction, high: Fraction) -> list[int]:
-        """Return the known numbers in a range."""
+        """Return the known numbers in an interval."""
         first, last = low * self.scale, (high + 1) * self.scale
         return self.values[bisect_left(self.values, first) : bisect_left(self.values, last)]
 
 
 MOST_CAUSES: Final = 4
 MOST_TRIED: Final = 400_000
-"""The most sets of causes to try; larger sets are not tried if the total would exceed it."""
+"""Maximum number of sets of causes tried; larger sets are left out if the total would exceed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Sets of mistakes that a search found, and how far it searched."""
+    """Fitting sets of mistakes found by a search, and the extent of the search."""
 
     sets: tuple[tuple[Effect, ...], ...]
-    """All fitting sets of the smallest size; the empty set if the truth itself fits."""
+    """All fitting sets of the smallest size; contains only the empty set if the true number fits."""
     tried: int
     """Number of sets tried."""
     chance: Chance
-    """Expected coincidental fits among the sets up to this size."""
+    """Expected number of coincidental fits among the sets up to this size."""
 
 
 class Reachable:
-    """Numbers that all sets of mistakes of a size lead to, computed once for all claims on a subject.
+    """Numbers that result from all sets of mistakes of a size, computed once for all claims on a quantity.
 
     Args:
         terms: the terms of the claim.
@@ -238,13 +243,13 @@ class Reachable:
         self._numbers: dict[int, KnownNumbers] = {}
 
     def numbers(self, size: int) -> KnownNumbers:
-        """Return the numbers that sets of ``size`` mistakes lead to, memoized."""
+        """Return the numbers that result from sets of ``size`` mistakes, memoized."""
         if size not in self._numbers:
             self._numbers[size] = KnownNumbers(self.reference, self.of(size)[0], self.table.scale)
         return self._numbers[size]
 
     def of(self, size: int) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
-        """Return, for sets of one size: sorted numbers, the sets in search order, and each number's set."""
+        """Return, for sets of one size, the sorted numbers, the sets in search order, and the set of each number."""
         if size not in self._of:
             found = list(_sets(self.table, self.state, self.start, self.indices, size, self.stated))
             order = sorted(range(len(found)), key=lambda i: found[i][1])
@@ -253,7 +258,7 @@ class Reachable:
 
 
 def search(among: Reachable, amount: Amount, most: int = MOST_CAUSES) -> Found:
-    """Return the smallest sets of mistakes that lead to a claim.
+    """Return the smallest sets of mistakes that turn the true number into a claim.
 
     Args:
         amount: the claim as an interval of integers.
@@ -282,7 +287,7 @@ def search(among: Reachable, amount: Amount, most: int = MOST_CAUSES) -> Found:
 def _sets(
     table: _Table, state: list[int], total: int, indices: range, size: int, chosen: tuple[int, ...]
 ) -> Iterable[tuple[tuple[int, ...], int]]:
-    """Yield (set, number) for all sets of ``size`` further mistakes, each of which must change the number."""
+    """Yield (set, number) for all sets with ``size`` more mistakes, each of which changes the number."""
     check_time()
     bits = sum(1 << i for i in chosen)
     for index in indices:
@@ -301,7 +306,7 @@ def _sets(
 
 
 class _Table:
-    """Terms and mistakes as integers: each value is multiplied by ``scale``."""
+    """Terms and mistakes in integer arithmetic, with all values multiplied by ``scale``."""
 
     def __init__(self, terms: Sequence[ClaimTerm], effects: Sequence[Effect]) -> None:
         self.effects = list(effects)
@@ -310,7 +315,7 @@ class _Table:
         stated = 1 + MOST_CAUSES + 3
         self.scale = common**stated * lcm(*(i.value.denominator for i in terms), 1)
         self.start = [*(int(i.value * self.scale) for i in terms), *(int(i.counted) for i in terms)]
-        """Scaled values of all terms, followed by 1 for each term that is counted or 0 for one that is not."""
+        """Scaled values of all terms, followed for each term by 1 if it is counted or 0 if not."""
         self.count = len(terms)
         self.factors = [[(i, f.numerator, f.denominator) for i, f in e.factors.items()] for e in effects]
         self.switches = [tuple(e.switches) for e in effects]
@@ -318,12 +323,12 @@ class _Table:
         self.barred = [
             sum(bit for bit, o in causes if o.family == e.family or o.cause in e.excludes) for _, e in causes
         ]
-        """Bits of the causes that rule out each cause once they are chosen."""
+        """Bit masks of the causes that exclude a cause, by index of the cause."""
         nothing = 1 << len(effects)
         self.required = [
             sum(bit for bit, o in causes if o.cause == e.requires) or nothing if e.requires else 0 for _, e in causes
         ]
-        """Bits of the causes of which each cause requires one, 0 where it requires none."""
+        """Bit masks of the causes of which a cause requires one, by index of the cause; 0 without a requirement."""
 
     def apply(self, state: list[int], index: int) -> list[int]:
         """Return the values of the terms after a mistake is applied."""
@@ -335,7 +340,7 @@ class _Table:
         return after
 
     def delta(self, state: list[int], index: int) -> int:
-        """Return by how much a mistake changes the total."""
+        """Return the amount by which a mistake changes the total."""
         added = 0
         for i in self.switches[index]:
             if not state[self.count + i]:
@@ -347,12 +352,12 @@ class _Table:
 
 
 def walk(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> tuple[tuple[int, ...], int]:
-    """Return the amount that each mistake adds when they are applied in order, and the final number."""
+    """Return the amounts that mistakes add when they are applied in order, and the resulting number."""
     reached = [floor(reach(terms, chosen[:size])) for size in range(len(chosen) + 1)]
     return tuple(after - before for before, after in pairwise(reached)), reached[-1]
 
 
 def reach(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> Fraction:
-    """Return the number that a cost model with these mistakes gives: the changed terms, summed."""
+    """Return the number that a cost model with these mistakes gives, as the sum of the changed terms."""
     on = {i for i, term in enumerate(terms) if term.counted}.union(*(e.switches for e in chosen))
     return sum((terms[i].value * prod(e.factors.get(i, 1) for e in chosen) for i in on), Fraction(0))

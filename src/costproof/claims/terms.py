@@ -1,4 +1,4 @@
-"""Group the cost nodes of a claim into terms, on which known mistakes act.
+"""Group the cost nodes of a claim into terms, which known mistakes change.
 
 A term is a group of equal nodes of one metric. It is *on* if the truth counts it. Terms that are *off* represent work
 that a wrong model may count: the embedding as a matrix product, norms, biases, or dense layers in place of experts. A
@@ -30,26 +30,26 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES
 
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
-"""Names of the formulas for layers that may have a bias."""
+"""Names of the formulas of layers that may have a bias."""
 
 MESH = tuple(ON_ONE_DEVICE)
-"""Symbols of a rank of several devices, which have one value in all calls."""
+"""Symbols that describe one of several ranks and have one value in all calls."""
 _ATTENTION = frozenset({"attention", "latent_attention", "packed_attention"})
-"""Names of the formulas for scores and weighted sum of attention over full keys and values."""
+"""Names of the formulas of attention's scores and weighted sum over full keys and values."""
 
 LONGEST_NEW = "longest row"
 LONGEST_CONTEXT = "longest context of a row"
-"""Names of sizes of a batch of rows beside its symbols: the most new tokens of a sequence, and those with its past."""
+"""Keys of two sizes next to a batch's symbols: the most new tokens of a row, and the most with its past."""
 
 CallValues = Mapping[tuple[str, str], Mapping[str, int]]
-"""(stage, invocation) -> values of the symbols; ``("", "")`` -> those with one value in all invocations."""
+"""Values of the symbols by (stage, invocation); ``("", "")`` has those with one value in all invocations."""
 Windows = Mapping[tuple[str, str], int]
-"""(stage, module) -> attention window of its layer, or chunks of it, in tokens."""
+"""Attention window, or chunk size, of a layer in tokens, by (stage, module)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimTerm:
-    """A group of equal cost nodes of one metric, or uncounted work that a wrong model may count."""
+    """A summand of a claimed quantity: equal cost nodes, or uncounted work that a wrong cost model may count."""
 
     stage: str
     invocation: str
@@ -57,27 +57,27 @@ class ClaimTerm:
     owner: str
     kind: str
     value: Fraction
-    """Sum of the metric over the nodes."""
+    """The metric, summed over the nodes."""
     expr: str
-    """Cost of one node as an expression that ``value`` is proportional to; empty if no expression is known."""
+    """Expression for the cost of one node, proportional to ``value``; empty if unknown."""
     values: Mapping[str, int]
     """Values of the symbols in the term's invocation."""
     count: int
-    """Number of nodes."""
+    """Number of cost nodes."""
     evidence: tuple[str, ...]
-    """Ids of the nodes."""
+    """Ids of the cost nodes."""
     counted: bool = True
-    """Whether the truth counts the term."""
+    """Whether the true number includes the term."""
     stands_for: str = ""
-    """For an uncounted term: the name of the work that it represents."""
+    """Name of the work that an uncounted term represents."""
     products: bool = True
     """Whether the value counts multiply-accumulates, so that counting in MACs halves it."""
     window: int = 0
-    """Attention window of its layer in tokens, including the query's own, if the run is longer; 0 for no limit."""
+    """Attention window of the layer in tokens, with the query's own, if shorter than the run; 0 without a limit."""
     kept: Fraction = Fraction(1)
-    """Fraction of its FLOPs that masks leave; 1 for other metrics, or if it is unknown."""
+    """Fraction of the term's FLOPs that masks leave; 1 for other metrics, or if it is unknown."""
     chunk: int = 0
-    """Tokens of each chunk of a prompt that attends only to itself; 0 for none."""
+    """Size in tokens of the chunks within which a prompt's tokens attend; 0 without chunks."""
 
     @property
     def tower(self) -> str:
@@ -90,7 +90,7 @@ class ClaimTerm:
         return self.role.rpartition(".")[2]
 
     def within(self, *words: str) -> bool:
-        """Return whether one of these words is a component of the term's role."""
+        """Return whether any of these words is a component of the term's role."""
         return not set(words).isdisjoint(self.role.split("."))
 
     @property
@@ -100,40 +100,40 @@ class ClaimTerm:
 
     @property
     def scores(self) -> bool:
-        """Return whether the term is attention's scores and weighted sum, by a formula or as operators of a graph."""
+        """Return whether the term is attention's scores and weighted sum, in a formula or as graph operators."""
         return self.products and (
             self.owner in _ATTENTION or "scaled_dot_product" in self.kind or (self.kept != 1 and not self.role)
         )
 
     @property
     def prompt_scores(self) -> bool:
-        """Return whether the term is the S x S scores of a prompt's attention and their weighted sum."""
+        """Return whether the term is the S x S scores and the weighted sum of a prompt's attention."""
         return self.scores and "S" in self.values and (self.part == "attention" or self.kept != 1)
 
     @property
     def past(self) -> int:
-        """Return the tokens in the cache that a prompt's attention reads; a layer with a window keeps W - 1."""
+        """Return the number of cached tokens that a prompt's attention reads; a layer with a window W keeps W - 1."""
         cached = self.values.get(CACHED.name, 0)
         return min(cached, self.window - 1) if self.window else cached
 
     @property
     def pairs(self) -> int:
-        """Return the pairs of a query and a key of a prompt, whatever a mask hides: S (S + past)."""
+        """Return the number of query-key pairs of a prompt, including masked ones: S (S + past)."""
         return self.values["S"] * (self.values["S"] + self.past)
 
     @property
     def in_rows(self) -> bool:
-        """Return whether the term is of a batch whose rows have different lengths, packed into S tokens."""
+        """Return whether the term belongs to a batch of unequal rows, packed into S tokens."""
         return "R_1" in self.values
 
     def over_rows(self, name: str) -> int:
-        """Return a sum over all rows of a batch: ``B`` sequences, ``SS`` and ``SC`` pairs of new and cached tokens."""
+        """Return a count summed over batch rows: ``B`` sequences, ``SS`` and ``SC`` pairs of new and cached tokens."""
         kinds = takewhile(self.values.__contains__, (f"{name}_{kind}" for kind in count(1)))
         return sum(self.values[symbol] for symbol in kinds)
 
     @property
     def text(self) -> bool:
-        """Return whether the term is work of a decoder, in a prompt or in decode steps."""
+        """Return whether the term belongs to a decoder, in a prompt or in decode steps."""
         return tokens_of(self.values) is not None
 
     @property
@@ -143,7 +143,7 @@ class ClaimTerm:
 
 
 def is_norm(owner: str) -> bool:
-    """Return whether a formula's or module class's name is that of a norm."""
+    """Return whether the name of a formula or module class is that of a norm."""
     return "norm" in owner.lower()
 
 
@@ -153,7 +153,7 @@ def is_table(node: CostNode) -> bool:
 
 
 def tokens_of(values: Mapping[str, int]) -> int | None:
-    """Return the tokens that a decoder processes in an invocation: B S for a prompt, B N for N decode steps.
+    """Return the number of tokens that a decoder processes in an invocation: B S for a prompt, B N for N steps.
 
     ``None`` if the symbols are not those of a decoder.
     """
@@ -171,7 +171,7 @@ def in_scope(node: CostNode, claim: PublishedClaim) -> bool:
 
 
 def nodes_of(ledger: Ledger, claim: PublishedClaim, metric: Metric) -> list[CostNode]:
-    """Return the nodes with a cost that a claim covers.
+    """Return the nodes that a claim covers and that have a cost.
 
     A module that occurs in two stages is returned once if the metric belongs to the module, such as parameters.
     """
@@ -179,7 +179,7 @@ def nodes_of(ledger: Ledger, claim: PublishedClaim, metric: Metric) -> list[Cost
 
 
 def terms_of(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
-    """Return all terms of a claim: those that the truth counts, and those that a wrong model may count."""
+    """Return all terms of a claim: those in the true number, and those that a wrong cost model may count."""
     values = _values(capture)
     windows, chunks = _windows(capture, ledger, values)
     nodes = nodes_of(ledger, claim, claim.metric)
@@ -212,7 +212,7 @@ def dense_terms(terms: Iterable[ClaimTerm]) -> list[ClaimTerm]:
 
 
 def shared_symbols(capture: Capture) -> dict[str, int]:
-    """Return the values of the configuration's symbols, and of symbols with one value in all invocations."""
+    """Return the values of the configuration's symbols, and of symbols that are equal in all invocations."""
     return {**capture.target.symbols, **shared_values(i.symbols for i in capture.invocations)}
 
 
@@ -227,7 +227,7 @@ def _values(capture: Capture) -> CallValues:
 
 
 def _windows(capture: Capture, ledger: Ledger, values: CallValues) -> tuple[Windows, Windows]:
-    """Return the modules whose attended or cached tokens a window limits, and those whose prompt is cut into chunks.
+    """Return the attention windows of modules with a window, and the chunk sizes of modules with chunked prompts.
 
     A formula contains the window. In a graph, the pairs of a query and a key that the mask leaves must be those of a
     window or chunk that the configuration names.
@@ -254,7 +254,7 @@ def _windows(capture: Capture, ledger: Ledger, values: CallValues) -> tuple[Wind
 
 
 def causal(tokens: int, past: int = 0) -> int:
-    """Return the number of (query, key) pairs of causal attention behind a past: n p + n (n + 1) / 2."""
+    """Return the number of query-key pairs of causal attention by n tokens after a past of p: n p + n (n + 1) / 2."""
     return tokens * past + tokens * (tokens + 1) // 2
 
 
@@ -268,7 +268,7 @@ def band(tokens: int, window: int, past: int = 0) -> int:
 
 
 def triangles(tokens: int, chunk: int, past: int = 0) -> int:
-    """Return the number of (query, key) pairs of causal attention within chunks, the first and last maybe shorter."""
+    """Return the number of query-key pairs of causal attention within chunks; the first and last may be shorter."""
 
     def until(end: int) -> int:
         whole, rest = divmod(end, chunk)
@@ -314,18 +314,18 @@ def _grouped(
 
 
 def _kept(node: CostNode, metric: Metric) -> Fraction:
-    """Return the fraction of a node's FLOPs that masks leave; 1 for other metrics, or if it is unknown."""
+    """Return the fraction of a node's FLOPs that masks leave; 1 for other metrics, or if unknown."""
     every, kept = node.cost("flops"), node.cost(KEPT_FLOPS) if KEPT_FLOPS in node.costs else None
     return Fraction(kept, every) if metric == "flops" and every and kept is not None else Fraction(1)
 
 
 def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Return uncounted copies of terms, which represent the additional work ``extra``."""
+    """Return copies of terms that are not counted, but represent additional work named ``extra``."""
     return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
 
 
 def _vector(capture: Capture, ledger: Ledger, claim: PublishedClaim, values: CallValues) -> list[ClaimTerm]:
-    """Return uncounted terms of vector work, with norms also at 1 and at 5 FLOPs per element."""
+    """Return uncounted terms of element-wise work, with norms also at 1 and at 5 FLOPs per element."""
     nodes = nodes_of(ledger, claim, "vector_flops")
     norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
     rest = _grouped((n for n in nodes if not is_norm(n.owner)), "vector_flops", values)
@@ -344,7 +344,7 @@ def _vector(capture: Capture, ledger: Ledger, claim: PublishedClaim, values: Cal
 
 
 def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str) -> ClaimTerm:
-    """Return an uncounted term at a node's place, which represents ``extra``."""
+    """Return an uncounted term in the module of a node, which represents the work ``extra``."""
     return ClaimTerm(
         node.stage, node.invocation, node.role, node.owner, "", value, "", known, 1, (node.id,),
         counted=False, stands_for=extra,
@@ -352,7 +352,7 @@ def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str
 
 
 def _embedding(ledger: Ledger, claim: PublishedClaim, values: CallValues) -> list[ClaimTerm]:
-    """Return an uncounted term for the embedding counted as a matrix product: 2 x tokens x entries x width."""
+    """Return an uncounted term for an embedding as a matrix product: 2 x tokens x entries x width FLOPs."""
     tables = {(n.stage, n.module): n for n in ledger.nodes if n.role.endswith(".embedding") and n.cost("params")}
     places = [
         (replace(node, invocation=invocation), known, tokens)
@@ -392,7 +392,7 @@ def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: CallValues) -> li
 
 @lru_cache(maxsize=1024)
 def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
-    """Split the parameters of a layer into weights (terms of the highest degree) and biases (the others)."""
+    """Split a layer's parameter formula into weights (terms of the highest degree) and biases (all other terms)."""
     addends = sympy.Add.make_args(sympy.expand(parse(expr)))
     degrees = [sympy.Poly(t).total_degree() for t in addends if t.free_symbols]
     if len(addends) != len(degrees) or len(set(degrees)) < 2:
@@ -403,7 +403,7 @@ def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
 
 
 def _in_place(given: Iterable[ClaimTerm], taken: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Return uncounted terms for layers of one kind in place of another, such as experts for dense MLPs."""
+    """Return uncounted terms for layers of one kind instead of another, such as experts instead of dense MLPs."""
     layers = {(i.stage, i.invocation): i.count for i in taken}
     return [
         replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, counted=False, stands_for=extra)

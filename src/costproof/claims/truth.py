@@ -1,4 +1,4 @@
-"""Define a claim together with our numbers for it, at the claim's workload and at others."""
+"""Define a claim together with costproof's numbers for it, at the claim's workload and at others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from costproof.ledger.workload import Invocation
 
 @dataclass(frozen=True, slots=True)
 class TargetRun:
-    """Another run of a target: calls with values of their symbols, and a ledger of the formulas that apply."""
+    """Another run of a target: its calls with symbol values, and a ledger of the formulas that apply."""
 
     calls: tuple[Invocation, ...]
     ledger: Ledger
@@ -36,42 +36,46 @@ class TargetRuns(Protocol):
     """The runs of a target at other values of its integer settings, such as lengths and batch size."""
 
     own: Mapping[str, int]
-    """Setting -> value in the run that the claims are about."""
+    """Values of the settings in the run that the claims are about."""
 
     def at(self, changed: Mapping[str, int]) -> TargetRun | None:
-        """Return the run with some settings changed; ``None`` if the target refuses it."""
+        """Return the run with some settings changed; ``None`` if the target refuses these settings."""
 
     def source(self, stage: str, call: str, symbol: str) -> sympy.Expr | None:
-        """Return a call's symbol as an expression in the settings; ``None`` if no setting affects it."""
+        """Return a symbol of a call as an expression in the settings; ``None`` if no setting affects the symbol."""
 
     def sizes(self, setting: str) -> tuple[int, int]:
-        """Return the smallest value of a setting and the step between its values; 0 if only one value is known."""
+        """Return a setting's smallest value and the step between values; the step is 0 if only one value is known."""
 
     def ends(self, setting: str) -> tuple[int, ...]:
-        """Return the values of a setting from which on other formulas apply."""
+        """Return the values of a setting at which other formulas start to apply."""
 
 
 TIED = {"L": "S", "P": "S"}
-"""Symbol -> the symbol that it follows if the workload gives both the same value: positions with logits and the
-context of decoding follow the prompt's length."""
+"""Symbols that follow another symbol, if the workload gives both the same value, with the other symbol.
+
+Positions with logits and the context of decoding follow the prompt's length.
+
+Positions with logits and the context of decoding follow the prompt's length.
+"""
 
 T = TypeVar("T")
 Name = tuple[str, str]
-"""(cause, the cause that it requires); the second is empty if it requires none."""
+"""(cause, cause that it requires); the second is empty without a requirement."""
 
 
 @dataclass(eq=False)
 class ClaimCase:
-    """A claim with what is needed to judge it: capture, ledger with our formulas, known mistakes."""
+    """A claim with all data to judge it: capture, ledger with the true numbers, known mistakes."""
 
     claim: PublishedClaim
     capture: Capture
     ledger: Ledger
     mistakes: Mistakes
     fixed: frozenset[str] = frozenset()
-    """Symbols whose values the source of the claim states, so that they do not vary."""
+    """Symbols whose values the source of the claim states, and which are therefore not varied."""
     runs: TargetRuns | None = None
-    """Other runs of the target; ``None`` if they are unknown."""
+    """Other runs of the target; ``None`` if unknown."""
     kept: dict[str, object] = field(init=False, default_factory=dict, compare=False, repr=False)
     """Memoized results that do not depend on the claimed number, by name."""
 
@@ -82,20 +86,20 @@ class ClaimCase:
         return cast(T, self.kept[name])
 
     def claiming(self, claim: PublishedClaim) -> ClaimCase:
-        """Return the case of another claimed number, with which memoized results are shared."""
+        """Return the case with another claimed number; both share memoized results."""
         other = copy(self)
         other.claim = claim
         return other
 
     def calling(self, calls: tuple[Invocation, ...]) -> ClaimCase:
-        """Return the same case with other calls."""
+        """Return the case with other calls in the capture."""
         other = copy(self)
         other.capture = replace(self.capture, invocations=calls)
         return other
 
     @cached_property
     def terms(self) -> tuple[ClaimTerm, ...]:
-        """Return the terms of the claim, counted ones and uncounted ones."""
+        """Return the terms of the claim, both counted and uncounted ones."""
         if self.claim.metric in PEAK_METRICS:
             return peak_terms(self.capture, self.ledger, self.claim)
         found = terms_of(self.capture, self.ledger, self.claim)
@@ -108,7 +112,7 @@ class ClaimCase:
 
     @cached_property
     def named(self) -> dict[Name, Effect]:
-        """Return (cause, required cause) -> effect, for all names of each effect."""
+        """Return the effects of all mistakes, by (cause, required cause) for each name of an effect."""
         return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.aliases)}
 
     @cached_property
@@ -138,7 +142,7 @@ class ClaimCase:
 
     @property
     def symbolic(self) -> bool:
-        """Return whether every node of the claim has a formula, without which other workloads are unknown."""
+        """Return whether every node of the claim has a formula, so that costs at other workloads are known."""
         return all(self.claim.metric in n.exprs for n in self.nodes)
 
     def moved(self, change: Callable[[Invocation], Mapping[str, int]]) -> ClaimCase | None:
@@ -157,7 +161,7 @@ class ClaimCase:
         return replace(self, capture=replace(self.capture, invocations=calls), ledger=there)
 
     def at_length(self, symbol: str, length: int) -> ClaimCase | None:
-        """Return the case at another length of prompt or context; symbols tied to the length change with it."""
+        """Return the case at another prompt or context length; symbols tied to the length change too."""
         given = next(c.symbols[symbol] for c in self.calls if symbol in c.symbols)
         follow = {symbol, *(n for n, leader in TIED.items() if leader == symbol)}
         return self.moved(lambda call: {n: length for n, v in call.symbols.items() if n in follow and v == given})

@@ -1,4 +1,4 @@
-"""Define the records of claims: published numbers and formulas, their explanations, and the report of judgements."""
+"""Define the records of claims: published numbers and formulas, their explanations, and the judgements."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from costproof.algebra.conditions import Condition
 
 TOTAL: Final = "total"
-"""The stage name of a claim about the sum of all stages."""
+"""Stage name for claims about the sum over all stages."""
 
 ClaimStatus = Literal["right", "explained", "refuted", "undetermined", "unexplained"]
-"""The outcome for a claim: equal to the truth, explained by known causes, not reached at any sequence length under any
-convention (``refuted``), fits that may be coincidence (``undetermined``), or no fit."""
+"""Outcome of judging a claim.
+
+Equal to the truth, explained by known causes, not reached at any sequence length under any convention (``refuted``),
+fits that may be coincidence (``undetermined``), or no fit.
+"""
 
 WORST_FIRST: Final[tuple[ClaimStatus, ...]] = ("unexplained", "undetermined", "refuted", "explained", "right")
 
@@ -43,7 +46,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class PublishedClaim:
-    """A published number or formula, with the stage, metric and modules that it is about."""
+    """A published number or formula, with its stage, metric and modules."""
 
     id: str
     where: str
@@ -52,15 +55,15 @@ class PublishedClaim:
     metric: Metric
     value: Amount | Formula
     invocation: str = ""
-    """Empty: all invocations together."""
+    """Invocation of the stage; empty for all invocations together."""
     module: str = ""
-    """Glob on module paths; empty: all modules of the stage."""
+    """Glob on module paths; empty for all modules of the stage."""
     conventions: dict[str, str] = field(default_factory=dict)
-    """Convention -> value, for the counting conventions that the source of the claim states."""
+    """Counting conventions that the source of the claim states, as values by convention."""
     at: dict[str, int] = field(default_factory=dict)
-    """Symbol of the workload -> the only value for which the claim is made; other symbols may vary."""
+    """Symbol values to which the source restricts the claim, by symbol; other symbols may vary."""
     holds: tuple[Condition, ...] = ()
-    """Conditions on the workload's symbols under which the claim is made."""
+    """Conditions on the workload's symbols under which the claim applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +73,30 @@ class ClaimsFile:
     title: str
     source: str
     target: str
-    """Name of the target; empty: any target."""
+    """Name of the target; empty for any target."""
     workload: dict[str, str]
-    """Settings of the workload that the claims are about, by the names of the command-line options."""
+    """Settings of the claimed workload, by the names of the command-line options."""
     claims: tuple[PublishedClaim, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One mistake in an explanation, with its share of the difference between our number and the claim."""
+    """One mistake in an explanation, with its share of the difference between the true number and the claim."""
 
     cause: str
     what: str
     amount: int
-    """The amount that it adds to the number, given the causes before it; rounded down if fractional."""
+    """Amount that the mistake adds after the preceding ones; rounded down if fractional."""
     evidence: tuple[str, ...]
     stated: bool = False
-    """Whether the claim states this convention itself; otherwise the search found it."""
+    """Whether the claim itself states this convention; otherwise the search found it."""
     or_else: tuple[str, ...] = ()
     """Other causes with exactly the same effect on this claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimExplanation:
-    """A smallest set of mistakes that turns our number into the claim."""
+    """A smallest set of mistakes that turns the true number into the claim."""
 
     steps: tuple[Step, ...]
     reaches: int
@@ -101,7 +104,7 @@ class ClaimExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The cost of a claim's stage at one text length."""
+    """Cost of a claim's stage at one text length."""
 
     length: int
     number: int
@@ -109,12 +112,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A claim compared with the cost at every length, under one set of counting conventions."""
+    """Comparison of a claim with the cost at every text length, under one set of counting conventions."""
 
     causes: tuple[str, ...]
-    """The conventions; empty for those of costproof."""
+    """The conventions as causes; empty for costproof's own conventions."""
     below: Place | None
-    """The largest length whose cost is below the claim; ``None`` if the shortest length costs at least as much."""
+    """The largest length whose cost is below the claim; ``None`` if the shortest length already costs as much."""
     above: Place | None
     """The smallest length whose cost is above the claim; ``None`` if no length up to the longest costs as much."""
     fits: tuple[Place, Place] | None
@@ -123,19 +126,19 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A claim compared with the cost at all lengths of prompt or context, for an otherwise unchanged workload."""
+    """Comparison of a claim with the cost at all prompt or context lengths of an otherwise unchanged workload."""
 
     symbol: str
-    """The length that varies: ``S``, of the prompt, or ``P``, of the context of the first decode step."""
+    """Symbol of the varied length: ``S`` for the prompt, ``P`` for the context of the first decode step."""
     start: int
     """The shortest length."""
     model: tuple[str, ...]
-    """Causes that give the model which the claimed parameters of the same row describe; empty for the true model."""
+    """Causes that describe another model, implied by the parameter count of the same row; empty for the true model."""
     readings: tuple[Reading, ...]
     coincidences: str
-    """The expected number of readings that fit at some length by coincidence, as a fraction."""
+    """Expected number of convention sets that fit at some length by coincidence, as a fraction."""
     longest: int | None = None
-    """The longest length, which is the model's number of positions; ``None`` if its configuration has no limit."""
+    """The longest length, the model's number of positions; ``None`` if the configuration has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ class FormulaCounterexample:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The result of judging one claim: verdict, our number, and explanations."""
+    """Result of judging one claim: verdict, true number, and explanations."""
 
     id: str
     stage: str
@@ -163,20 +166,20 @@ class Judgement:
     high: int
     truth: int
     delta: int
-    """Claim minus truth; for a rounded claim, the difference to the nearest number that it may represent."""
+    """Claim minus true number; for a rounded claim, the difference to the nearest number that it may stand for."""
     explanations: tuple[ClaimExplanation, ...]
     residual: int
     """The part of ``delta`` that no cause explains: 0 for ``right`` and ``explained``."""
     residual_expression: str | None = None
-    """For a formula: claim minus truth in the symbols of the workload, factored."""
+    """Claimed minus true formula in the symbols of the workload, factored."""
     counterexample: FormulaCounterexample | None = None
-    """For a formula that equals the truth at the claim's workload, but not in general."""
+    """Sizes at which a formula is wrong although it is right at the claim's workload."""
     lengths: tuple[Lengths, ...] = ()
-    """For a number without an explanation: the comparison with the cost at other sequence lengths."""
+    """Comparison of a number without an explanation with the cost at other sequence lengths."""
     tried: int = 0
     """Number of sets of causes tried."""
     coincidences: str = "0"
-    """The expected number of coincidental fits among the sets, simple relations and lengths tried, as a fraction."""
+    """Expected number of coincidental fits among all sets, simple relations and lengths tried, as a fraction."""
     note: str = ""
 
 
@@ -190,9 +193,9 @@ class ClaimsReport(NotebookRepr):
     title: str
     source: str
     truth: str
-    """The source of the true numbers, and how well it is verified."""
+    """Description of the source of the true numbers, and of how well they are verified."""
     verdict: ClaimStatus
-    """The status of the worst claim: see :data:`WORST_FIRST`."""
+    """Status of the worst claim, in the order of :data:`WORST_FIRST`."""
     judgements: tuple[Judgement, ...]
 
     @property

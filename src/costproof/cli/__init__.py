@@ -1,1 +1,1 @@
-"""The command line: one file per command, each imported when it is called."""
+"""Define the command line, with one file for related commands, imported when one of them is called."""

@@ -32,15 +32,15 @@ _FORMATS: Final = {
     "modules": "modules",
     **{kind: output.name for kind, output in variants("discrepancy").items()},
 }
-"""Format of the command -> output."""
+"""Output of a capture, by the format that the command line names."""
 
 
 @click.command()
 @click.argument("captures", nargs=-1, required=True, type=FILE, metavar="CAPTURE")
 @click.option(
     "-f", "--format", "kind", type=ChoiceParam(*_FORMATS),
-    help="text: the table and open findings; modules: a row per module; md, json: all findings; short: for a pull"
-    " request comment.  [default: by the suffix of -o, else text]",
+    help="text: the table and open findings; modules: a row per module; md, json: the whole comparison; short: for a"
+    " pull request comment.  [default: by the suffix of -o, else text]",
 )  # fmt: skip
 @options("output")
 def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -> int:
@@ -136,7 +136,7 @@ def diff(base: str, head: str, **choices: Any) -> object:
 @click.option(
     "--today",
     metavar="YYYY-MM-DD",
-    help="Date at which the policy's allowances are judged expired or not.  [default: today]",
+    help="Date by which to decide whether the policy's allowances have expired.  [default: today]",
 )
 @click.option(
     "-f", "--format", "kind", type=ChoiceParam(*variants("gate")), default="text", show_default=True,

@@ -57,7 +57,7 @@ def end_now(number: int, frame: FrameType | None = None) -> NoReturn:
 
 
 def _leave(ended: list[int]) -> None:
-    """End the process with the exit code of its command, without the interpreter's shutdown.
+    """End the process with a command's exit code, skipping the shutdown of the interpreter.
 
     Shutdown takes seconds after torch was imported, and a signal meanwhile would change the exit code.
     """

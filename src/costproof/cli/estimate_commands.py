@@ -30,7 +30,7 @@ from costproof.reports.listing import devices_text
     "--routing",
     default="bound",
     metavar="bound|uniform|FILE",
-    help="Experts read per call: bound, at most min(experts, tokens x top-k); uniform, its mean; or a "
+    help="Experts read per call: bound, min(experts, tokens x top-k); uniform, the mean of uniform routing; or a "
     "routing in FILE.  [default: bound]",
 )
 @click.option(
@@ -80,7 +80,7 @@ def fits(target: str, device: str | None, **choices: Any) -> object:
 @click.argument("target", type=OPERAND)
 @click.option(
     "--mtp", "next_token", type=click.IntRange(0, 8), default=0, metavar="N",
-    help="Number of multi-token prediction modules to count; none of a GGUF file.  [default: 0]",
+    help="Number of multi-token prediction modules to count; 0 with a GGUF file.  [default: 0]",
 )  # fmt: skip
 @click.option(
     "--files", type=click.Path(path_type=Path), metavar="FOLDER|FILE",
@@ -89,7 +89,7 @@ def fits(target: str, device: str | None, **choices: Any) -> object:
 @options("config")
 @report_command("stored", "trust-remote-code")
 def stored(target: str, **choices: Any) -> object:
-    """State what the checkpoint of TARGET takes on disk, to the byte, from its configuration.
+    """Compute the size of TARGET's checkpoint on disk, to the byte, from its configuration.
 
     TARGET is hf:CONFIG.json or hf:FOLDER, or a registered target, also with --config. The format of quantised weights
     is read from the configuration and the files beside it (fp8, int8, GPTQ, AWQ, compressed-tensors, bitsandbytes,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MOST_REASONS: Final = 20
 """Maximum number of reasons that are printed for refused points of a sweep."""
 _HEADER: Final = 256
-"""Bytes at the beginning of a file of ours that contain its schema name."""
+"""Bytes at the start of costproof's files that contain the schema name."""
 _FORMULAS: Final = tuple(variants("explain"))
 _PICTURES: Final = (*PICTURES, "html")
 
@@ -50,7 +50,7 @@ class _ExplainLine:
     module: str | None
     metric: str
     capture: Path | None
-    """Capture to explain or to show graph nodes of: ``--capture``, or TARGET if :attr:`run_given`."""
+    """Capture to explain, or whose graph nodes are shown: ``--capture``, or TARGET if :attr:`run_given`."""
     two_captures: bool
     """Whether both TARGET and ``--capture`` are captures."""
     run_given: bool
@@ -63,7 +63,7 @@ class _ExplainLine:
 
     @property
     def chosen(self) -> bool:
-        """Return whether any option of a run is given."""
+        """Return whether the command line has any option of a run."""
         return any(self.choices.values())
 
 

@@ -37,9 +37,9 @@ from costproof.reports.escape import visible
 
 DEBUG = "COSTPROOF_DEBUG"
 COMPLETE = "_COSTPROOF_COMPLETE"
-"""Environment variable by which click recognizes shell completion."""
+"""Name of the environment variable by which click recognises shell completion."""
 _OF_THE_SYSTEM: Final = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EACCES)
-"""File errors that no code of ours can avoid."""
+"""Error numbers of file errors that costproof's code cannot avoid."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +116,7 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _fail_at_last(error: BaseException) -> int:
-    """Print an exception that occurred while an outcome was reported, with as little code as possible."""
+    """Print an exception raised while another outcome was being reported, with as little code as possible."""
     ours = isinstance(error, Exception)
     what = "costproof has a bug" if ours else "code of the model or of a plug-in ends the program"
     lines = [f"error: {what}", f"  got:      {type(error).__name__}"]
@@ -187,7 +187,7 @@ COMMANDS: Final[dict[str, str]] = {
     "sweep": "Evaluate formulas over ranges of configuration keys and settings.",
     "roofline": "Bound the time of a run on a device, and name the limiting resource.",
     "fits": "Check whether a run fits into memory, and up to which size.",
-    "stored": "State what a checkpoint takes on disk, to the byte.",
+    "stored": "Compute the size of a checkpoint on disk, to the byte.",
     "peaks": "Find the peak of live activations of every stage and the tensors in it.",
     "measure": "Time a run stage by stage, and compare with bounds and isolated operators.",
     "machines": "List the devices with known peak rates.",
@@ -199,7 +199,7 @@ COMMANDS: Final[dict[str, str]] = {
     "schema": "List or print the JSON Schemas of the files.",
     "doctor": "Show versions, extras, plug-ins and available sources.",
 }
-"""Name -> short help, in the order of a typical session."""
+"""Short help of each command, in the order of a typical session."""
 _MODULES: Final = {
     "compare": "check compare diff gate graph plot render",
     "count": "capture counters measure peaks report",
@@ -207,7 +207,7 @@ _MODULES: Final = {
     "formula": "derive explain prove sweep",
     "list": "doctor ops schema targets workloads",
 }
-"""``NAME`` of a module ``costproof.cli.NAME_commands`` -> its commands."""
+"""Commands of each module ``costproof.cli.NAME_commands``, by ``NAME``."""
 _MODULE_OF: Final = {command: name for name, commands in _MODULES.items() for command in commands.split()}
 
 EPILOG: Final = """\b
@@ -240,7 +240,7 @@ _FLAGS: Final = (
 
 
 class LazyGroup(click.Group):
-    """A group of the commands in :data:`COMMANDS`, which imports each when it is called."""
+    """A click group of :data:`COMMANDS` that imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -1,4 +1,4 @@
-"""Declare the options that several commands share, and commands that add the settings of their target as options."""
+"""Declare options shared by several commands, and commands that add the settings of their target as options."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def options(*names: str) -> Callable[[F], F]:
-    """Return a decorator that adds these shared options in this order."""
+    """Return a decorator that adds shared options to a command, in this order."""
 
     def add(command: F) -> F:
         for name in reversed(names):
@@ -122,7 +122,7 @@ def options(*names: str) -> Callable[[F], F]:
 
 
 def mesh_options(command: F) -> F:
-    """Add an option for each axis of a mesh and the rank, which become settings of the operand ``target``."""
+    """Add options for the mesh axes and the rank, whose values become settings in the operand ``target``."""
 
     @wraps(command)
     def with_settings(*args: Any, target: str, **choices: Any) -> Any:
@@ -165,7 +165,7 @@ def device_option(text: str, *, required: bool = False) -> Callable[[F], F]:
 
 
 def run_request(target: str | None, file: Path | None, choices: dict[str, Any]) -> RunRequest:
-    """Return the request of a command line: the request file's, overridden by the options.
+    """Return the request on a command line: that of a request file, overridden by the options.
 
     Raises:
         BadInput: no target is named, or an option is invalid.
@@ -215,7 +215,7 @@ def report_command(
     table: bool = False,
     warnings: Callable[[Any], Iterable[str]] = lambda found: (),
 ) -> Callable[[Callable[..., Any]], Callable[..., int]]:
-    """Return a decorator for commands that return a result, which is then printed or written to a file.
+    """Return a decorator for commands whose result is printed or written to a file.
 
     It adds ``-f``, ``-o`` and the shared options ``names``, and returns the exit code of the result. The format and the
     file are checked before the command runs. With the option ``request`` the command gets a request, as by
@@ -319,7 +319,7 @@ def _refuse_a_side(target: str, command: str) -> None:
     given += [(key.replace("_", "-"), value) for key, equals, value in (p.partition("=") for p in parts) if equals]
     words = " ".join(shlex.quote(word) for key, value in given for word in (f"--{key}", value))
     raise BadInput(
-        "this command takes settings of the workload as options, not behind the name of the target",
+        "this command takes settings of the workload as options, not after the name of the target",
         where=target[:80],
         expected="TARGET and its options",
         fix=f"{command} {name} {words}".rstrip()[:200] + "; keys of the configuration go into a --config FILE",

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 _OUTPUT: Final = ("output", "outputs")
-"""Names of parameters that are outputs."""
+"""Names of the command parameters that are output paths."""
 _NARROWEST: Final = 40
-"""Minimum number of columns, whatever the terminal reports."""
+"""Minimum number of text columns, whatever the terminal reports."""
 _READ: Final = ("capture.json", "callgraph.json", "config.json")
-"""Files that are read from a folder in the arguments."""
+"""Names of files that are read if an argument is a folder."""
 
 
 def emit(text: str | bytes, output: Path | None) -> None:
-    """Write to stdout (``output`` is ``None`` or ``-``) or to a file.
+    """Write a text to stdout (``output`` is ``None`` or ``-``) or to a file.
 
     Raises:
         BadInput: the file is one of the inputs, or cannot be written.
@@ -78,7 +78,7 @@ def _same(path: Path, output: Path) -> bool:
 
 
 def _files(word: object) -> list[Path]:
-    """Return the files that an argument may name: a path, an operand of diff, or a target's address."""
+    """Return the files that a command-line argument may refer to: a path, a diff operand, or a target's address."""
     if isinstance(word, Path):
         found = [word]
     elif isinstance(word, str):
@@ -145,7 +145,7 @@ def shown_on_terminal(*asked: object) -> bool:
 
 
 def print_table(about: str, found: object) -> None:
-    """Print a result by the module ``about`` of :mod:`costproof.reports`, in the width and colors of stdout."""
+    """Print a result with the report module ``about``, in the width and colours of stdout."""
     from rich.console import Console
 
     from costproof.reports.text import TerminalPrinter

@@ -1,4 +1,4 @@
-"""Define click parameter types with our error messages, and shell completion.
+"""Define click parameter types with costproof's error messages, and shell completion.
 
 Bash splits ``deepseek-ocr@gundam`` and ``--over base=1`` into several words.
 """
@@ -18,7 +18,7 @@ from costproof.ledger.errors import BadInput, CostproofError, invalid_choice
 from costproof.ledger.run import parse_integer
 
 TARGET_OF: Final = "costproof.target"
-"""Key in the metadata of the context for (target, its options)."""
+"""Key of (target, its options) in the metadata of the click context."""
 
 
 def _option_name(param: click.Parameter | None) -> str | None:
@@ -67,7 +67,7 @@ class ListParam(click.ParamType[tuple[str, ...]]):
         self.known = known
         self.metavar = metavar
         self.offered = offered or (lambda: known)
-        """Items for shell completion; the library validates items if ``known`` is empty."""
+        """Items that shell completion offers; if ``known`` is empty, the library validates them later."""
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
         return self.metavar
@@ -84,15 +84,15 @@ class ListParam(click.ParamType[tuple[str, ...]]):
 
 
 class NameParam(click.ParamType[str]):
-    """Click parameter type of names that the library validates, so that any text passes here."""
+    """Click parameter type of names that the library validates, so that any text is accepted here."""
 
     name = "name"
 
     def __init__(self, known: Callable[[str | None], Iterable[str]], *, or_file: bool = False) -> None:
         self.known = known
-        """Target of the command line, if already known -> valid names."""
+        """Function that returns the valid names, given the target if the command line already names one."""
         self.or_file = or_file
-        """Whether the shell completes files if no name matches."""
+        """Whether shell completion offers files if no name matches."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return str(value)
@@ -154,7 +154,7 @@ class AxisParam(click.ParamType[str]):
 
 
 FILE: Final = click.Path(path_type=Path, readable=False)
-"""A path; its reader checks that it is readable."""
+"""Click parameter type of a path, whose readability is checked only when it is read."""
 TARGET: Final = NameParam(lambda target: api.targets(), or_file=True)
 PRESET: Final = NameParam(lambda target: [w.name for w in api.workloads(target)] if target else ())
 STAGE: Final = NameParam(lambda target: api.stages(target) if target and not _names_a_function(target) else ())
@@ -199,7 +199,7 @@ _SOURCE: Final = """\
 
 
 class _Bash(BashComplete):
-    """Completion for bash, which splits words at ``@`` and ``=``: they are joined again before values are completed."""
+    """Bash completion, which joins words again that bash has split at ``@`` and ``=``."""
 
     source_template = _SOURCE
 

@@ -66,7 +66,7 @@ def show_progress(mode: str) -> Iterator[Progress]:
 
 
 def _lines(*, every: bool = False) -> Progress:
-    """Return a callback that prints a line per phase, and, for long phases or with ``every``, per step."""
+    """Return a callback that prints a line per phase, and per step for long phases or if ``every`` is set."""
     began: dict[str, float] = {}
     said: dict[str, float] = {}
 

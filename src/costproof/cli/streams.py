@@ -20,13 +20,13 @@ from costproof.ledger.ending import ENDING
 from costproof.ledger.plural import plural
 
 _PATIENCE: Final = 2.0
-"""Seconds within which an interrupted command must end."""
+"""Seconds after which an interrupted command that is still running is ended."""
 _DONE: Final = b"\0"
-"""Byte on the signal pipe that ends watching."""
+"""Byte written to the signal pipe to stop watching it."""
 
 
 class _TolerantRaw(io.RawIOBase):
-    """Raw stream that discards output once nobody reads it."""
+    """Raw stream that discards output once its reader has exited."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -77,13 +77,13 @@ def _tolerant_stream(name: str) -> io.TextIOBase:
 
 
 class LibraryAdvice:
-    """Log messages and warnings that libraries emit during a command."""
+    """Log messages and warnings that libraries emit during a command, printed as a summary."""
 
     def __init__(self) -> None:
         self.shown = False
-        """Whether messages go to stderr immediately."""
+        """Whether messages are printed on stderr immediately."""
         self.quiet = False
-        """Whether even the summary line is omitted."""
+        """Whether the summary line is omitted too."""
         self._said: dict[str, int] = {}
         self._lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Align the sources of a capture into rows; each row is one quantity of one module in all sources.
+"""Align the sources of a capture into rows, each with one quantity of one module in all sources.
 
 There is one row per (stage, invocation, module, metric), for FLOPs and MACs also per operator kind. A source takes part
 in a row if it covers the stage and the metric; it has the value 0 if it has no node there. Within a module, the kinds
@@ -35,13 +35,13 @@ _ORDER: Final = (*EVERY_METRIC, *OF_BOUNDS)
 
 @dataclass(frozen=True, slots=True)
 class AlignedCell:
-    """The value of one quantity of one module in one source, with the operators that it comes from."""
+    """The value of one quantity of one module in one source, with the operators that contribute to it."""
 
     value: int | None
     exprs: tuple[str, ...] | None
-    """Expressions that add up to the value; ``None`` if the source has no expression for some part."""
+    """Expressions that sum to the value; ``None`` if a summand has no expression in this source."""
     kinds: tuple[tuple[str, int | None], ...] = ()
-    """The source's own operator names with their parts of the value."""
+    """Operator names as the source spells them, each with its share of the value."""
     ids: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     owner: str = ""
@@ -70,21 +70,21 @@ class AlignedRow:
 
 
 Spot = tuple[str, str, str]
-"""(stage, invocation, module)"""
+"""(stage, invocation, module)."""
 
 
 def order(sources: Iterable[str]) -> tuple[str, ...]:
-    """Return the sources in the order in which reports show and compare them."""
+    """Return the sources in the order in which reports show them and comparisons use them."""
     present = list(sources)
     return tuple(s for s in ALL_SOURCES if s in present) + tuple(sorted(s for s in present if s not in ALL_SOURCES))
 
 
 AlignedTable = dict[tuple[Metric, Spot], dict[str, AlignedCell]]
-"""Metric and module -> common kind -> cell, of one ledger."""
+"""Cells of one ledger, by (metric, module in a call) and by the operator kind that all sources share."""
 
 
 def gives(ledger: Ledger, metric: Metric) -> bool:
-    """Return whether a source counts a metric; if it does, nodes without the metric have the value 0.
+    """Return whether a source counts a metric, so that nodes without a value for the metric have the value 0.
 
     Only graphs have bytes that a run need not move, and only sources that count kept FLOPs separate them from others
     that can be skipped.
@@ -108,7 +108,7 @@ def bound_metrics(dtype: str, ledgers: Iterable[Ledger]) -> tuple[Metric, ...]:
 
 
 def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC) -> list[AlignedRow]:
-    """Return the rows of these metrics, in the order of the first source that has them."""
+    """Return the aligned rows of these metrics, in the order of the first source that has them."""
     by_source = {x.source: x for x in ledgers}
     sources = order(by_source)
     tables = {s: _table(by_source[s]) for s in sources}
@@ -130,7 +130,7 @@ def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC)
 
 
 def _of_other_kinds(row: AlignedRow) -> list[AlignedRow]:
-    """Return rows for the kinds of vector work in which formula and graphs differ, although their sums agree."""
+    """Return rows for kinds of vector work that differ between formula and graphs although their sums agree."""
     formula = row.cells.get("analytic")
     if row.metric != "vector_flops" or formula is None or not formula.value:
         return []
@@ -152,7 +152,7 @@ def _of_other_kinds(row: AlignedRow) -> list[AlignedRow]:
 
 
 def _of_kind(cell: AlignedCell, kind: str, side: Mapping[str, int]) -> AlignedCell:
-    """Return the part of a source's cell that belongs to one kind of vector work; 0 if the source has none."""
+    """Return a cell with the amount of one kind of vector work in a source's cell; 0 if the source has none."""
     return AlignedCell(side.get(kind, 0), None, cell.kinds, cell.ids, cell.labels, cell.owner)
 
 
@@ -224,11 +224,11 @@ def merge(cells: Sequence[AlignedCell]) -> AlignedCell:
 
 
 CellsBySource = Mapping[str, Mapping[str, AlignedCell]]
-"""Source -> common kind -> cell, of one module and metric."""
+"""Cells of one module and metric, by source and by the operator kind that all sources share."""
 
 
 def _match(metric: Metric, parts: CellsBySource) -> list[tuple[str, dict[str, AlignedCell]]]:
-    """Match the operator kinds of all sources as finely as possible; return (kind, cells by source) of each match."""
+    """Match the operator kinds of all sources as finely as possible; return (kind, cells by source) per match."""
     kinds: list[str] = list(dict.fromkeys(k for cells in parts.values() for k in cells))
     present = {k: {s for s in parts if k in parts[s] and parts[s][k].value != 0} for k in kinds}
     kinds = [k for k in kinds if present[k]]
@@ -250,7 +250,7 @@ def _match(metric: Metric, parts: CellsBySource) -> list[tuple[str, dict[str, Al
 
 
 def _groups(parts: CellsBySource, present: Mapping[str, set[str]], odd: Sequence[str]) -> list[tuple[str, ...]]:
-    """Group the operator kinds that only some sources have by the work that they represent.
+    """Group the operator kinds that only some sources have, so that each group represents the same work in all sources.
 
     Only a generic matrix product can represent another kind. It is grouped with the kinds that its sources lack; if
     the numbers agree only when all kinds are grouped together, they are.

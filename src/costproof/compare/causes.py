@@ -1,4 +1,4 @@
-"""Find the causes that explain a difference between two sources.
+"""Find the causes that explain a difference between the counts of two sources.
 
 A cause is accepted only if a source states it or other sources confirm it, because a wrong formula can look like any
 convention: half the FLOPs look like MACs. A convention explains a difference only if the ledger states that it follows
@@ -23,43 +23,43 @@ from costproof.ledger.plural import plural
 from costproof.ledger.workload import FLOAT_BYTES
 
 Call = tuple[str, str]
-"""(stage, invocation)"""
+"""(stage, invocation)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Lookup tables of one capture, which the rules that find causes use."""
+    """Lookup tables of one capture for the rules that find causes."""
 
     common: Conventions
     """The conventions of the capture, to which all numbers are converted."""
     conventions: dict[str, Conventions]
-    """Source -> its conventions: those of the capture with the source's own overrides."""
+    """Conventions by source: the capture's, with the overrides of the source."""
     own_invocations: dict[str, frozenset[str]]
-    """Sources that state which invocations they counted, as ``stage[invocation]``."""
+    """Invocations that a source says it counted, as ``stage[invocation]``, by source; absent if it does not say."""
     calls: dict[Spot, dict[str, int | None]]
     unknown: dict[tuple[str, str, str], tuple[UnknownOp, ...]]
-    """(source, stage, module) -> operators without a rule."""
+    """Operators without a rule, by (source, stage, module)."""
     running: frozenset[str]
-    """Stages that run at this workload."""
+    """Stages that the workload runs."""
     executed: frozenset[tuple[str, str]]
-    """(stage, module) pairs in which some source has calls or work."""
+    """(stage, module) pairs for which some source counts calls or operator costs."""
     sees_parameters: frozenset[tuple[str, str]]
-    """(source, stage) pairs in which the source has the parameters of some module, and thus of all modules."""
+    """(source, stage) pairs for which the source counts parameters of some module, and so of all modules."""
     values: dict[Call, dict[str, int]]
-    """Values of all symbols; the key ``("", "")`` holds those that are the same in all invocations."""
+    """Values of all symbols by call; the key ``("", "")`` has those that are equal in all calls."""
     free: dict[Call, frozenset[str]]
-    """The symbols that the static source keeps as symbols in an invocation."""
+    """Symbols that stay symbolic in the static source, by call."""
     concrete: frozenset[Spot]
-    """Modules whose static graph has no symbols, so that only the values at this workload can be compared."""
+    """Modules whose static graph has no symbols, so that values can be compared only at this workload."""
     differences: dict[tuple[str, str, str], tuple[StatedDifference, ...]]
-    """(source, module, metric) -> the differences that the source states."""
+    """Known differences that a source declares, by (source, module, metric)."""
     all_logits: bool
-    """Whether all positions of the prefill get logits, so that L equals S there."""
+    """Whether the prefill computes logits of all positions, so that the symbols L and S are equal."""
 
     def binding(
         self, row: AlignedRow
     ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, str], ...], frozenset[str]]:
-        """Return the arguments of an identity test: values of fixed symbols, pairs of equal symbols, free symbols."""
+        """Return fixed symbols with values, pairs of equal symbols, and free symbols, for comparing formulas."""
         call = (row.stage, row.invocation)
         values = self.values.get(call, self.values[("", "")])
         free = self.free.get(call, frozenset())
@@ -130,7 +130,7 @@ def context(capture: Capture, rows: Iterable[AlignedRow]) -> Context:
 
 @dataclass(frozen=True, slots=True)
 class SourcePair:
-    """The values of two sources in one row, whose difference is to be explained."""
+    """Two differing values of one row, with their sources."""
 
     row: AlignedRow
     source: str
@@ -144,18 +144,18 @@ class SourcePair:
         return self.value - self.target
 
     def turned(self) -> SourcePair:
-        """Return the pair with its two sources exchanged."""
+        """Return the pair with its sources exchanged."""
         return SourcePair(self.row, self.other, self.target, self.source, self.value)
 
 
 Adjustment = tuple[CauseKind, int, str]
-"""(cause, amount to add to a source's value to convert it to the capture's conventions, reason)"""
+"""(cause, amount that converts a source's value to the capture's conventions, reason)."""
 
 CauseRule = Callable[[SourcePair, Context], Adjustment | None]
 
 
 def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
-    """Return the accepted causes of a difference; their amounts sum to its explained part."""
+    """Return the accepted causes of a difference; their amounts sum to the part that is explained."""
     causes: list[Cause] = []
     if pair.delta == 0:
         return ()
@@ -174,7 +174,7 @@ def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
 
 
 def _stated_differences(pair: SourcePair, ctx: Context) -> Iterator[CauseRule]:
-    """Yield a cause rule for each known difference that a source of the pair declares for this module and metric."""
+    """Yield a rule for each known difference that either source declares for this module and metric."""
     for source in (pair.source, pair.other):
         for stated in ctx.differences.get((source, pair.row.module, pair.row.metric), ()):
             adjustment: Adjustment = ("checkpoint_contents", -stated.amount, stated.why)
@@ -228,7 +228,7 @@ def _dtype(side: SourcePair, ctx: Context) -> Adjustment | None:
 
 
 def _padding(side: SourcePair, ctx: Context) -> Adjustment | None:
-    """Explain a difference by a source that does not count the padding of attention windows.
+    """Explain a difference by a source that does not count the padding to whole attention windows.
 
     Evidence is a formula that rounds up to whole windows: without the rounding it must give the source's value.
     """
@@ -267,7 +267,7 @@ def _uncounted(side: SourcePair, ctx: Context) -> Adjustment | None:
 
 
 def other_calls(pair: SourcePair, ctx: Context) -> str | None:
-    """Return a sentence if sources counted different numbers of calls of the module, whose reason stays open."""
+    """Return a sentence if the sources counted different numbers of calls of the module for an unknown reason."""
     calls = ctx.calls.get((pair.row.stage, pair.row.invocation, pair.row.module), {})
     a, b = calls.get(pair.source), calls.get(pair.other)
     if pair.row.metric in STAGE_WIDE or not a or not b or a == b or pair.value * b != pair.target * a:
@@ -277,7 +277,7 @@ def other_calls(pair: SourcePair, ctx: Context) -> str | None:
 
 
 def _looped(side: SourcePair, ctx: Context) -> Adjustment | None:
-    """Explain a different number of calls by a loop over experts: one call for each expert that received a token."""
+    """Explain more calls of an expert by a loop over experts, with one call for each expert that received a token."""
     if side.row.metric != "calls" or ctx.conventions[side.source].expert_kernel != "eager":
         return None
     experts = _symbol(side.row, ctx, f"{side.row.tower}_experts")

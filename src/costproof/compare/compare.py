@@ -1,4 +1,4 @@
-"""Compare the sources of a capture, and its dynamic source with torch's own FLOP formulas; return the findings."""
+"""Compare the sources of a capture, and its dynamic source with torch's FLOP formulas; return the findings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def compare(capture: Capture) -> Discrepancy:
 
 
 def bound_findings(capture: Capture, ctx: Context) -> list[Finding]:
-    """Return a finding for each module in which sources differ in a metric of time bounds.
+    """Return a finding for each module whose sources differ in a metric that time bounds use.
 
     Metrics of bounds are in no table, so those that agree are not findings.
     """
@@ -76,7 +76,7 @@ def trace_findings(capture: Capture) -> list[Finding]:
 
 
 def silent_findings(capture: Capture) -> list[Finding]:
-    """Return a finding for each metric that, by the target's record, a source should give but does not."""
+    """Return a finding for each metric that a source must have according to the target's record but lacks."""
     return [
         _finding(
             f"{ledger.source}#{metric}", _defect("silent_source", ledger.source),
@@ -89,11 +89,11 @@ def silent_findings(capture: Capture) -> list[Finding]:
 
 
 _IN_TORCH: Final = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution")
-"""Operators that torch has a formula for in every version."""
+"""Operators for which every supported torch version has a FLOP formula."""
 
 
 def unchecked_findings(capture: Capture) -> list[Finding]:
-    """Return a finding for each missing check of a traced run: second judge, or comparison of the two tracers."""
+    """Return a finding for each check that a traced run lacks: torch's FLOP formulas, or a second tracer."""
     dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
     if capture.run is None or dynamic is None:
         return []
@@ -114,7 +114,7 @@ def unchecked_findings(capture: Capture) -> list[Finding]:
 
 
 def resident_findings(capture: Capture) -> list[Finding]:
-    """Return a finding if the resident bytes of the static source are not those of its parameters and buffers.
+    """Return a finding if the static source's resident bytes are not the sum of its parameters and buffers.
 
     Separate code counts both. Not compared for a quantised model, which holds other bytes than those of its parameters.
     """
@@ -131,7 +131,7 @@ def resident_findings(capture: Capture) -> list[Finding]:
 
 
 def size_findings(capture: Capture) -> list[Finding]:
-    """Return a finding for each size of a call that contradicts the shapes of a graph's inputs.
+    """Return a finding for each size of a call that contradicts the input shapes of its graph.
 
     The costs of all sources in symbols are evaluated at the sizes of the calls, so no cost shows that these are wrong.
     """
@@ -150,7 +150,7 @@ def size_findings(capture: Capture) -> list[Finding]:
 
 
 def peak_findings(capture: Capture) -> list[Finding]:
-    """Return a finding for each call whose live peak is known both by formula and by graph."""
+    """Return a finding for each call with a live peak both by formula and by graph."""
     found = []
     for call in capture.peaks:
         if call.formula is None or call.graph is None:
@@ -183,7 +183,7 @@ def peak_findings(capture: Capture) -> list[Finding]:
 
 
 def _defect(kind: CauseKind, evidence: str, note: str = "") -> Cause:
-    """Return a cause of a defect, which explains no part of a number.
+    """Return a cause that names a defect and explains no amount of a difference.
 
     Args:
         note: the meaning of the kind, unless given.
@@ -201,7 +201,7 @@ def _finding(
     metric: str = "calls",
     level: Level = "source",
 ) -> Finding:
-    """Return a finding that does not compare two numbers, such as a defect."""
+    """Return a finding that does not compare two values, such as one on a defect."""
     return Finding(
         id=id_,
         level=level,
@@ -273,7 +273,7 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
 def _kept_pairs(
     ledger: Ledger, judge: Ledger, apart: Collection[tuple[str, str]]
 ) -> tuple[list[AlignedRow], list[AlignedRow]]:
-    """Return the rows of kept scores and FLOPs that the run refutes, and those that it does not show.
+    """Return two lists of rows of kept scores and FLOPs: those that the run refutes, and those that it does not show.
 
     Args:
         apart: (stage, module) whose FLOPs differ already, or where either side lacks an operator.
@@ -318,7 +318,7 @@ def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]
 
 
 def _apart(rows: Sequence[AlignedRow], unjudged: Sequence[str]) -> tuple[list[AlignedRow], list[AlignedRow]]:
-    """Split differing rows into those that operators without a torch formula explain, and the rest.
+    """Split differing rows into those explained by operators without a torch formula, and all others.
 
     An operator without a formula does work that torch's count lacks: all work of a kind that only our rules name, or
     part of its own kind. Apart from it both sides must have equal sums, since a composite operator of one side may be
@@ -367,7 +367,7 @@ def _without_rule(row: AlignedRow, pattern: str, count: int) -> str:
 
 
 def _beyond(row: AlignedRow) -> bool:
-    """Return whether torch counts more in this row than the operator rules."""
+    """Return whether torch counts more in this row than costproof's operator rules."""
     mine, other = _said(row)
     return (other or 0) > (mine or 0)
 
@@ -377,7 +377,7 @@ def _said(row: AlignedRow) -> tuple[int | None, int | None]:
 
 
 def _counted(row: AlignedRow) -> AlignedCell:
-    """Return what the rules count in a row that is compared with the second judge."""
+    """Return the cell of costproof's operator rules in a row that is compared with torch's FLOP formulas."""
     return next(cell for source, cell in row.cells.items() if source != "dispatcher")
 
 

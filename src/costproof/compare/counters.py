@@ -1,4 +1,4 @@
-"""Attribute every FLOP of the difference between a third-party counter and our own count to a named cause.
+"""Attribute every FLOP of the difference between a third-party counter and costproof's count to a named cause.
 
 Both sides are rows of (module, operator). Matrix products of a module are matched by operator kind; then a generic
 product (``bmm``) is matched with any set of kinds that it may carry out and that has exactly its size. The remaining
@@ -52,7 +52,7 @@ KindSums = dict[str, int]
 
 
 def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNode] | None) -> CounterFinding:
-    """Compare one call of a counter with our own count of the same forward, or with ``None`` if that is unknown."""
+    """Compare one call of a counter with costproof's count of the same forward, which is ``None`` if unknown."""
     expected = None if truth is None else total(truth, "flops")
     value = call.value
     factor = 2 if info.unit == "mac" else 1
@@ -105,7 +105,7 @@ def _by_module(nodes: Iterable[CostNode], factor: int) -> dict[str, KindSums]:
 
 
 def _vector(found: _Found, theirs: KindSums, where: str, products: bool, module: str) -> None:
-    """Move a counter's vector work, and products counted inside products, from its rows to the causes."""
+    """Convert rows of a counter with vector work, or with products counted twice, into causes."""
     for kind in list(theirs):
         if ">" in kind:
             outer, _, inner = kind.rpartition(">")
@@ -121,7 +121,7 @@ def _vector(found: _Found, theirs: KindSums, where: str, products: bool, module:
 
 
 def _match(found: _Found, theirs: KindSums, ours: KindSums) -> None:
-    """Remove equal work from both dicts, and add it to the covered work.
+    """Remove equal amounts from the rows of both sides, and add them to the covered FLOPs.
 
     First kinds with the same total on both sides, then a row of theirs that equals the sum of several kinds of ours.
     """
@@ -146,7 +146,7 @@ def _match(found: _Found, theirs: KindSums, ours: KindSums) -> None:
 
 
 def _first_rows(found: _Found, theirs: KindSums, ours: KindSums, where: str) -> None:
-    """Explain a counter that, as documented, takes dimension 0 of an output as the rows of a matrix product."""
+    """Explain the difference of a counter that takes dimension 0 of an output as the rows of a matrix product."""
     value, flops = theirs.get("", 0), sum(ours.values())
     if value and flops > value and flops % value == 0:
         found.covered += value
@@ -156,7 +156,7 @@ def _first_rows(found: _Found, theirs: KindSums, ours: KindSums, where: str) -> 
 
 
 def _rounded(found: _Found, theirs: KindSums, ours: KindSums, calls: KindSums, where: str) -> None:
-    """Explain a counter that, as documented, rounds the FLOPs of each einsum to four digits."""
+    """Explain the difference of a counter that rounds the FLOPs of each einsum to four digits."""
     for kind in [k for k in theirs if kind_of(k) == "einsum" and k in ours]:
         count = calls.get(kind, 0)
         if not count or ours[kind] % count:
@@ -169,7 +169,7 @@ def _rounded(found: _Found, theirs: KindSums, ours: KindSums, calls: KindSums, w
 
 
 def _stage_wide(found: _Found, theirs: Counter[str], ours: dict[str, KindSums]) -> None:
-    """Match the summed work of all modules, for counters that do not report work by module."""
+    """Match the FLOPs of whole stages, for counters that do not report FLOPs by module."""
     sums: Counter[str] = Counter()
     for row in ours.values():
         sums.update(row)
@@ -186,7 +186,7 @@ def _drop(sums: KindSums, kinds: Iterable[str]) -> None:
 
 
 def compare_counters(record: CounterRecord) -> CounterComparison:
-    """Compare every call of every counter with our own count of the same forward."""
+    """Compare every call of every counter with costproof's count of the same forward."""
     truth = {(c.stage, c.invocation, c.cut): c.nodes for c in record.truth if c.error is None}
     findings: list[CounterFinding] = []
     totals: list[CounterFinding] = []
@@ -205,7 +205,7 @@ def compare_counters(record: CounterRecord) -> CounterComparison:
 
 
 def _by_reason(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Group failures by reason, as ``prefill[prompt], decode[steps]: took longer than 4 s``."""
+    """Group failed calls by reason: ``prefill[prompt], decode[steps]: took longer than 4 s``."""
     places: dict[str, list[str]] = {}
     for place, why in failed:
         places.setdefault(why, []).append(place)
@@ -213,7 +213,7 @@ def _by_reason(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def together(findings: Sequence[CounterFinding]) -> CounterFinding:
-    """Merge the findings of one counter: sum numbers and causes; a number is unknown if any part is."""
+    """Sum the findings of one counter, with their causes; a sum with an unknown summand is unknown."""
     first, merged = findings[0], _Found()
     for c in (c for f in findings for c in f.causes):
         merged.add(c.kind, c.note, c.amount, *c.evidence)

@@ -1,4 +1,4 @@
-"""Turn aligned rows into findings; rows of modules that are alike become one finding."""
+"""Turn aligned rows into findings; equal rows of modules with the same path pattern become one finding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ONLY = {source: cast(FindingStatus, f"{source}-only") for source in (*ALL_SOURC
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Result of comparing one row: status, difference, causes and residual of one module."""
+    """Result of comparing the sources of one module's row: status, difference, causes and residual."""
 
     status: FindingStatus
     delta: int | None
@@ -40,7 +40,7 @@ class Diagnosis:
 
 
 def module_findings(rows: Iterable[AlignedRow], ctx: Context) -> list[Finding]:
-    """Return one finding per pattern of modules that are alike.
+    """Return one finding per pattern of modules whose rows have equal results.
 
     Modules are alike if their paths differ in numbers only, and each source has the same values, formulas and
     operators for them.
@@ -119,7 +119,7 @@ def diagnose(row: AlignedRow, ctx: Context) -> Diagnosis:
 
 
 def renamed(row: AlignedRow) -> tuple[Cause, ...]:
-    """Return causes of amount 0 for sources that name different operators for the same work."""
+    """Return causes of amount 0 if sources name different operators for the same work."""
     if row.metric not in ("flops", KEPT_FLOPS):
         return ()
     names = {s: sorted({k for k, v in c.kinds if v != 0}) for s, c in row.cells.items() if c.kinds}
@@ -132,7 +132,7 @@ def renamed(row: AlignedRow) -> tuple[Cause, ...]:
 
 
 def finding(row: AlignedRow, judged: Diagnosis, pattern: str, count: int) -> Finding:
-    """Return the finding of a group of ``count`` modules that are alike."""
+    """Return the finding on ``count`` modules whose rows have equal results."""
     sources = order(row.cells)
     values = {s: None if (v := row.cells[s].value) is None else v * count for s in sources}
     causes = tuple(replace(c, amount=c.amount * count) for c in judged.causes)
@@ -160,7 +160,7 @@ def finding(row: AlignedRow, judged: Diagnosis, pattern: str, count: int) -> Fin
 
 
 def pairwise(values: Mapping[str, int | None]) -> dict[str, int]:
-    """Return ``first-second`` -> difference for each pair of sources that differ."""
+    """Return the difference of each pair of sources that differ, by ``first-second``."""
     return {
         f"{a}-{b}": x - y
         for a, b in combinations(order(values), 2)
@@ -186,7 +186,7 @@ def _differs_elsewhere(row: AlignedRow, ctx: Context) -> str | None:
 
 
 def _expressions(row: AlignedRow) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the terms of the analytic and of the static formula; ``None`` if a formula is missing."""
+    """Return the summands of the analytic and of the static formula; ``None`` if either is missing."""
     mine, theirs = (row.cells[s].exprs if s in row.cells else None for s in ("analytic", "static"))
     return None if mine is None or theirs is None else (mine, theirs)
 
@@ -265,7 +265,7 @@ def _family(name: str) -> str:
 
 
 def _product(amount: int, values: Mapping[str, int]) -> str | None:
-    """Return the one product of up to three symbols and a small factor that equals ``amount``; else ``None``."""
+    """Return the product of up to three symbols and a small factor that equals ``amount``; ``None`` unless unique."""
     names = sorted(n for n, v in values.items() if v > 2 and amount % v == 0)
     found = []
     for size in (1, 2, 3):

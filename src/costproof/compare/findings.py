@@ -1,4 +1,4 @@
-"""Define the records of a comparison: causes, findings, and the discrepancy file that contains them."""
+"""Define the records of a comparison: causes, findings, and the discrepancy file with all of them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ FindingStatus = Literal[
     "unsupported",
     "not-executed",
 ]
-"""The status of a quantity. ``unsupported``: a source could not count it; ``not-executed``: only the formulas give it,
-because its stage does not run at this workload."""
+"""The status of a compared quantity.
+
+``unsupported``: a source could not count it; ``not-executed``: only the formulas give it, because its stage does not
+run at this workload.
+"""
 
 ComparisonVerdict = Literal["exact", "explained", "unexplained", "incomplete"]
 
@@ -71,27 +74,27 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "silent_source": "a source does not give a metric that it is on record to give for this target",
     "input_sizes": "what goes into a graph has other sizes than those that the costs are evaluated at",
 }
-"""Kind of cause -> meaning. The last seven name a defect, and therefore do not reduce the residual."""
+"""Meanings of the kinds of causes, by kind; the last seven name a defect and do not reduce the residual."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A named part of a delta, with its exact signed amount."""
+    """A named part of a difference, with its exact signed amount."""
 
     kind: CauseKind
     amount: int
     evidence: tuple[str, ...] = ()
-    """Ids of cost nodes, or names of operators, in which it is visible."""
+    """Ids of cost nodes, or names of operators, in which the cause is visible."""
     expression: str | None = None
-    """The amount for one module in the workload's symbols; ``None`` if no expression is known."""
+    """The amount per module in the workload's symbols; ``None`` if no expression is known."""
     accepted: bool = True
-    """Whether it explains its amount; the amount of a wrong formula remains in the residual."""
+    """Whether the cause explains its amount; the amount of a wrong formula stays in the residual."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One quantity, compared in all sources that give it.
+    """One quantity, compared in all sources that count it.
 
     ``delta`` is the value of the first source among ``analytic, static, dynamic, isolated, …`` that takes part, minus
     the value of ``reference``. The reference is ``dynamic`` if it takes part, unless it agrees with the first source
@@ -99,47 +102,47 @@ class Finding:
     """
 
     id: str
-    """``stage[invocation]/pattern:kind#metric``; ``stage#metric`` and ``total#metric`` for sums."""
+    """Id ``stage[invocation]/pattern:kind#metric``; ``stage#metric`` and ``total#metric`` for sums."""
     level: Level
     stage: str
-    """``total`` for sums over all stages."""
+    """Name of the stage; ``total`` for sums over all stages."""
     invocation: str
     """Id of the call; empty for metrics of a whole stage, such as parameters, and for sums."""
     module: str
     """Pattern of module paths, ``layers.[0,1,3-4].attn``; empty for the root and for sums."""
     kind: str
-    """Operator kind, by a name common to all sources; empty for metrics of a module as a whole."""
+    """Operator kind, spelled alike for all sources; empty for metrics of a whole module."""
     metric: str
     status: FindingStatus
     values: dict[str, int | None]
-    """Source -> value, summed over the ``count`` modules; ``None`` if unknown, absent if it lacks the metric."""
+    """Value by source, summed over the ``count`` modules; ``None`` if unknown, absent if not counted by the source."""
     delta: int | None
     causes: tuple[Cause, ...]
     residual: int | None
-    """``delta`` minus the amounts of the accepted causes; ``None`` if ``delta`` is."""
+    """``delta`` minus the amounts of the accepted causes; ``None`` if ``delta`` is ``None``."""
     reference: str | None = None
     """The source that ``delta`` is measured against."""
     deltas: dict[str, int] = field(default_factory=dict)
-    """``first-second`` -> difference, for every pair of sources that differs."""
+    """Difference of every pair of sources that differ, by ``first-second``."""
     count: int = 1
     """Number of modules that match the pattern."""
     error_expression: str | None = None
-    """Analytic minus static for ONE module of the pattern, in the workload's symbols; ``None`` without static."""
+    """Analytic minus static formula of a single module, in the workload's symbols; ``None`` without a static one."""
     evidence: tuple[str, ...] = ()
-    """The operators or nodes of each source that give the quantity, under the source's own names."""
+    """Operators or nodes that contribute to the quantity, by source, under the source's own names."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCoverage:
-    """How much of the model one source has counted."""
+    """Extent to which one source has counted the model."""
 
     known_flops: int | None
-    """FLOPs of everything that the source could count; ``None`` if it gives no FLOPs."""
+    """FLOPs of all nodes that the source could count; ``None`` if the source does not count FLOPs."""
     bound_flops: int | None
-    """Upper bound of the FLOPs of its unknown operators; ``None`` if no bound is known."""
+    """Upper bound of the FLOPs of the source's unknown operators; ``None`` if no bound is known."""
     unknown_ops: tuple[UnknownOp, ...]
     unknown_nodes: tuple[str, ...]
-    """Nodes with a cost that the source could not determine."""
+    """Nodes with a cost that this source could not determine."""
     stages: tuple[str, ...]
     metrics: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -147,46 +150,46 @@ class SourceCoverage:
 
 @dataclass(frozen=True, slots=True)
 class GivenBy:
-    """The number of quantities that exactly this set of sources gives."""
+    """The number of quantities that exactly this set of sources counts."""
 
     sources: tuple[str, ...]
     quantities: int
-    """Number of quantities, one per module, operator kind and metric; with one source, they are not compared."""
+    """Number of (module, operator kind, metric) combinations; those of a single source are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judges:
-    """Result of comparing the dynamic source with the second judge: torch's own FLOP formulas at the dispatcher."""
+    """Result of comparing the dynamic source with torch's FLOP formulas at the dispatcher, the second judge."""
 
     agreed: int
-    """Number of quantities (stage, invocation, module, operator) on which both judges agree."""
+    """Number of (stage, invocation, module, operator) combinations with equal FLOPs in both."""
     flops: int
-    """Sum of these quantities, in FLOPs."""
+    """FLOPs summed over the combinations that agree."""
     alone: tuple[str, ...]
-    """Work that only costproof's rules count, one clause each."""
+    """Work that only costproof's operator rules count, one clause each."""
     operators: tuple[str, ...] = ()
     """Operators that the second judge counted, by their names at the dispatcher."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterFinding:
-    """A third-party counter compared with our own count, for one call of a stage."""
+    """The result of a third-party counter compared with costproof's count, for one call of a stage."""
 
     counter: str
     stage: str
     invocation: str
     value: int | None
-    """The tool's result in its own unit; ``None`` if it failed."""
+    """The counter's result in its own unit; ``None`` if the counter failed."""
     normalised: int | None
-    """The same result in FLOPs, 2 per multiply-accumulate."""
+    """The counter's result in FLOPs, 2 per multiply-accumulate."""
     truth: int | None
-    """Costproof's count of the same forward pass, in FLOPs; ``None`` if a part of it is unknown."""
+    """Costproof's FLOPs for the same forward pass; ``None`` if any summand is unknown."""
     delta: int | None
     """``value - truth``."""
     causes: tuple[Cause, ...]
     residual: int | None
     covered: int | None
-    """FLOPs of the truth that the tool counts too."""
+    """FLOPs of the truth that the counter also counts."""
     error: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -206,12 +209,12 @@ class CounterTool:
 
     info: CounterInfo
     version: str | None
-    """``None`` if it is not installed and was skipped."""
+    """Installed version; ``None`` if the counter is not installed and was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterComparison:
-    """Third-party counters compared with our own count; they do not affect the verdict."""
+    """Third-party counters compared with costproof's count, without effect on the verdict."""
 
     tools: tuple[CounterTool, ...]
     totals: tuple[CounterFinding, ...]
@@ -219,13 +222,13 @@ class CounterComparison:
     findings: tuple[CounterFinding, ...]
     """One finding per counter and invocation, grouped by counter."""
     checked: tuple[str, ...] = ()
-    """One sentence per comparison of the truth with the closed formulas, with its result."""
+    """One sentence per comparison of costproof's count with the closed formulas, with its result."""
     unknown: tuple[str, ...] = ()
-    """Invocations whose truth is unknown and which are therefore not compared, with the reason."""
+    """Invocations that are not compared since costproof's count is unknown, with the reason."""
 
     @property
     def incomplete(self) -> tuple[str, ...]:
-        """The failures, one sentence each; empty if every counter that ran was compared."""
+        """The failures of counters, one sentence each; empty if every counter that ran was compared."""
         failed = tuple(f"the counter {f.counter} failed: {f.error}" for f in self.totals if f.error is not None)
         return (*(f"the truth is unknown: {why}" for why in self.unknown), *failed)
 
@@ -249,16 +252,16 @@ class Discrepancy:
     environment: dict[str, str]
     verdict: ComparisonVerdict
     findings: tuple[Finding, ...]
-    """Totals first, then stages, then modules, each in the order of the model."""
+    """All findings: first totals, then stages, then modules, each in the order of the model."""
     coverage: dict[str, SourceCoverage]
     incomplete: tuple[str, ...] = ()
     """Reasons for the verdict ``incomplete``, one sentence each; empty for any other verdict."""
     judges: Judges | None = None
-    """The comparison with the second judge; ``None`` in older files."""
+    """The comparison with torch's FLOP formulas, the second judge; ``None`` in older files."""
     counters: CounterComparison | None = None
-    """Third-party counters, if the capture has any."""
+    """The comparison with third-party counters, if the capture has any."""
     given_by: tuple[GivenBy, ...] = ()
-    """Number of quantities by the set of sources that give them, largest sets first; empty in older files."""
+    """Number of quantities by the set of sources that count them, largest sets first; empty in older files."""
 
     def __repr__(self) -> str:
         """Return a summary in one line, because there may be thousands of findings."""

@@ -1,4 +1,4 @@
-"""Map the operator names of all sources to common kinds.
+"""Map the operator names of all sources to operator kinds that the sources share.
 
 Each source has its own names for operators: ``linear``, ``aten.addmm``, ``__matmul__``,
 ``scaled_dot_product_attention``. A table maps each name to one of a few kinds. ``matmul`` is the generic kind:
@@ -55,7 +55,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 _CANONICAL: Final[dict[str, str]] = {name: kind for kind, names in _NAMES.items() for name in names}
 
 _SPACES: Final = ("aten", "torch", "transformers", "F", "Tensor", "c10d", "_c10d_functional", "_dtensor", "costproof")
-"""Namespaces in which the name identifies an operator without its namespace."""
+"""Namespaces that can be stripped from an operator name without making the name ambiguous."""
 
 CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum", "expert_gemm", "linear"})
 """Kinds that some source may execute as plain matrix products."""
@@ -63,7 +63,7 @@ CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum",
 
 @cache
 def kind_of(kind: str) -> str:
-    """Return the operator kind, common to all sources, of one source's operator name; by default the name itself.
+    """Return the operator kind, shared by all sources, of an operator name; the name itself if it is not listed.
 
     ``aten._grouped_mm.default`` -> ``expert_gemm``, ``__rmatmul__`` -> ``matmul``, ``aten.lstm.input`` -> ``lstm``,
     ``foo::bar`` -> ``foo::bar``.
@@ -79,13 +79,13 @@ def kind_of(kind: str) -> str:
 
 
 def same_operator(first: str, second: str) -> bool:
-    """Whether two operator names may represent the same work."""
+    """Return whether two operator names may represent the same work."""
     a, b = kind_of(first), kind_of(second)
     return a == b or (GENERIC in (a, b) and bool({a, b} & CARRIED_OUT_BY_MATMUL))
 
 
 Kinds = Mapping[str, int]
-"""Kind of vector work -> operations."""
+"""Number of element-wise and reduction FLOPs, by kind of vector work."""
 
 _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "softmax": ("softmax", "log_softmax", "safe_softmax"),
@@ -98,9 +98,9 @@ _KINDS: Final[dict[str, tuple[str, ...]]] = {
 _KIND: Final = {name: kind for kind, names in _KINDS.items() for name in names}
 _ARITHMETIC: Final = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "div": "div", "pow": "pow"}
 _SAME: Final = {f"{how}{name}": same for name, same in _ARITHMETIC.items() for how in ("", "r", "i")}
-"""Operator names of Python, which occur in traces of a run, with their common names."""
+"""Common names of Python's arithmetic operators, which occur in traces of a run, by name."""
 ARITHMETIC: Final = "elementwise"
-"""Kind of all other operators."""
+"""Kind of vector work of all operators without a kind of their own."""
 
 _HALF: Final = Fraction(1, 2)
 _Recipe = tuple[str, Mapping[str, Mapping[str, int | Fraction]]]
@@ -130,15 +130,21 @@ _WRITTEN_OUT: Final[Mapping[str, tuple[_Recipe, ...]]] = {
     ),
     "sum": (("reduction", {"sum": {"sum": 1}}),),
 }
-"""Operator -> composites that it may belong to: a kind, and the operators counted into it per unit of one operator."""
+"""Composites that an operator may be a part of, by operator.
+
+Each composite is a kind, and the operators that belong to it per unit of one operator.
+"""
 
 _FUSED: Final = ({"softmax": Fraction(5, 6), ARITHMETIC: Fraction(1, 6)},
                  {"softmax": Fraction(5, 7), ARITHMETIC: Fraction(2, 7)})  # fmt: skip
-"""Shares of the vector work of a fused attention: per score 5 for the softmax, 1 for the scale, and 1 for a mask."""
+"""Shares of kinds in the vector FLOPs of fused attention, without and with a mask.
+
+Per score: 5 for the softmax, 1 for the scale, and 1 for a mask.
+"""
 
 
 def operators(kinds: Iterable[tuple[str, int | None]]) -> tuple[tuple[str, int], ...]:
-    """Return the operators of a module by their common names, summed by name."""
+    """Return the vector FLOPs of a module's operators, summed by the names that all sources share."""
     found: Counter[str] = Counter()
     for name, value in kinds:
         common = kind_of(name)
@@ -148,7 +154,7 @@ def operators(kinds: Iterable[tuple[str, int | None]]) -> tuple[tuple[str, int],
 
 @lru_cache(maxsize=4096)
 def readings(found: tuple[tuple[str, int], ...], softmax: int = 0) -> tuple[Kinds, ...]:
-    """Return all ways to assign a module's operators to kinds of work; the first goes by each operator's name alone.
+    """Return all ways to assign a module's operators to kinds of vector work; the first uses only operator names.
 
     Args:
         found: operators by their common name, each with its FLOPs.
@@ -165,7 +171,7 @@ def readings(found: tuple[tuple[str, int], ...], softmax: int = 0) -> tuple[Kind
 
 
 def _read(there: Kinds, fused: Mapping[str, Fraction], written: Sequence[_Recipe | None]) -> Kinds | None:
-    """Return the kinds of work in one reading of operators; ``None`` if there are too few operators for it."""
+    """Return the vector FLOPs by kind in one assignment of operators; ``None`` if operators for it are missing."""
     left = {name: Fraction(value) for name, value in there.items()}
     kinds: dict[str, Fraction] = {}
 
@@ -188,7 +194,7 @@ def _read(there: Kinds, fused: Mapping[str, Fraction], written: Sequence[_Recipe
 
 
 def nearest(formula: Kinds, found: tuple[tuple[str, int], ...]) -> Kinds:
-    """Return the reading of a graph's operators that is nearest to the kinds of work in a formula.
+    """Return the assignment of a graph's operators to kinds that differs least from the kinds of a formula.
 
     Args:
         formula: kinds of a formula, with the same sum as the operators.

@@ -21,7 +21,7 @@ _MOST_NUMBERS: Final = 1_000
 
 
 Mask = tuple[str, ...]
-"""The texts between the numbers of a path; a tuple, because names may contain any character as a placeholder."""
+"""The texts between the numbers of a path, as a tuple because names may contain any placeholder character."""
 
 
 @lru_cache(maxsize=16384)
@@ -62,7 +62,7 @@ def _spans(ranges: str) -> list[range]:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a path matches a pattern, written by hand or made by :func:`patterns`.
+    """Return whether a path matches a pattern, written by hand or made by :func:`patterns`.
 
     ``*``, ``?`` and ``[ab]`` have the meaning of shell globs, ``[0-3,12]`` matches these numbers, and ``(root)`` the
     empty path.

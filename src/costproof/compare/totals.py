@@ -1,4 +1,4 @@
-"""Build the findings on stages and the total; their numbers and causes are sums over the findings of modules.
+"""Build the findings on stages and the total, whose numbers and causes are sums over findings on modules.
 
 Errors of opposite sign may cancel in a sum, so the status of a sum is never better than that of its worst row.
 """
@@ -25,7 +25,7 @@ _EVIDENCE = 8
 
 
 def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
-    """Return one finding per metric for the total, then one per stage and metric."""
+    """Return one finding per metric for the total, then one per metric for each stage."""
     stages = [s for s in capture.target.stages if any(s in x.stages for x in capture.ledgers)]
     by_stage: dict[tuple[str, str], list[Finding]] = {}
     for found in findings:
@@ -50,7 +50,7 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _bearers(ledger: Ledger) -> dict[Metric, list[CostNode]]:
-    """Return metric -> the nodes that have it, in the order of the ledger."""
+    """Return the nodes that have a metric, in ledger order, by metric."""
     found: dict[Metric, list[CostNode]] = {}
     for node in ledger.nodes:
         for metric in {**node.costs, **node.exprs}:
@@ -59,7 +59,7 @@ def _bearers(ledger: Ledger) -> dict[Metric, list[CostNode]]:
 
 
 def _within(ledger: Ledger, bearers: Iterable[CostNode], metric: Metric, stages: Sequence[str]) -> int | None:
-    """Sum a metric of a source over stages; ``None`` if a stage is unknown."""
+    """Return a metric of a source summed over stages; ``None`` if any of them is unknown."""
     if any(ledger.hides(metric, stage) for stage in stages):
         return None
     return total((n for n in bearers if n.stage in stages), metric)
@@ -111,7 +111,7 @@ def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Seq
 
 
 def _reference(sources: Sequence[str], values: Mapping[str, int | None], rows: Sequence[Finding]) -> str | None:
-    """Return the source against which a sum's delta is measured, as in :class:`Finding`."""
+    """Return the source against which the difference of a sum is measured, as in :class:`Finding`."""
     if len(sources) < 2:
         return None
     for status in ("unexplained", "explained"):
@@ -143,11 +143,11 @@ def _causes(rows: Iterable[Finding], reference: str | None) -> tuple[Cause, ...]
 
 
 StageCall = tuple[str, str]
-"""(stage, invocation)"""
+"""(stage, invocation)."""
 
 
 def expert_findings(capture: Capture) -> list[Finding]:
-    """Return, for each stage, a finding per pattern of experts that were called equally often."""
+    """Return, per stage, one finding for each pattern of experts that were called equally often."""
     if capture.run is None or capture.callgraph is None:
         return []
     places = _places(capture)
@@ -170,7 +170,7 @@ def expert_findings(capture: Capture) -> list[Finding]:
 
 
 def uneven_experts(capture: Capture) -> list[Finding]:
-    """Return one finding for each expert whose cost per token differs from that of most experts of its layer."""
+    """Return one finding for each expert whose FLOPs per token differ from those of most experts in its layer."""
     found, places = [], _places(capture)
     for run in capture.run.runs if capture.run is not None else ():
         for container, flops in run.expert_flops.items():
@@ -189,7 +189,7 @@ def uneven_experts(capture: Capture) -> list[Finding]:
 
 
 def _places(capture: Capture) -> dict[bool, StageCall]:
-    """Return the calls of the two modes of a decoder: the prompt of S tokens, and steps after P cached tokens."""
+    """Return (stage, invocation) of a decoder's prompt and of its decode steps, by whether it reads a cache."""
     return {"P" in i.symbols: (i.stage, i.id) for i in capture.invocations if {"S", "P"} & i.symbols.keys()}
 
 

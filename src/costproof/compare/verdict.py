@@ -1,4 +1,4 @@
-"""Derive the verdict on a capture: a word, a sentence and an exit code."""
+"""Derive the verdict on a capture: one word, a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXIT: Final[dict[ComparisonVerdict, int]] = {
 
 
 def coverage(capture: Capture) -> dict[str, SourceCoverage]:
-    """Return how much of the model each source has counted."""
+    """Return how much of the model each source has counted, by source."""
     return {
         ledger.source: SourceCoverage(
             known_flops=known_part(ledger.nodes, "flops") if "flops" in ledger.metrics else None,
@@ -66,7 +66,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def _not_compared(capture: Capture, findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield a sentence for each stage or call of the capture that no source counted."""
+    """Yield a sentence for each metric with fewer than two sources, and each stage or call that no source counted."""
     rows = [f for f in findings if f.level == "module"]
     if not rows:
         yield "nothing was counted: there is no quantity to compare"
@@ -85,7 +85,7 @@ def _not_compared(capture: Capture, findings: Sequence[Finding]) -> Iterator[str
 
 
 def next_step(d: Discrepancy) -> str | None:
-    """Return the fix that would make the capture complete, if an operator rule is all that it lacks."""
+    """Return the fix that would make the capture complete, if only an operator rule is missing."""
     return rule_wanted(op for cover in d.coverage.values() for op in cover.unknown_ops)
 
 
@@ -106,12 +106,12 @@ def exit_code(d: Discrepancy) -> int:
 
 
 def verdict_words(d: Discrepancy) -> str:
-    """Return the verdict as printed; ``unexplained, incomplete`` if something is unknown too."""
+    """Return the verdict as printed: ``unexplained, incomplete`` if something is also unknown."""
     return f"{d.verdict}, incomplete" if d.verdict == "unexplained" and d.incomplete else d.verdict
 
 
 def given_by(findings: Sequence[Finding]) -> tuple[GivenBy, ...]:
-    """Return the number of compared quantities for each set of sources that gives them, the largest set first."""
+    """Return the number of compared quantities for each set of sources that count them, largest set first."""
     found: Counter[tuple[str, ...]] = Counter()
     for f in findings:
         if f.level == "module":
@@ -162,7 +162,7 @@ def _listed(sources: Sequence[str]) -> str:
 
 
 def _shares(d: Discrepancy, sources: Sequence[str]) -> tuple[bool, str]:
-    """Return whether all sources give every compared quantity, and how many each set gives, as text in brackets."""
+    """Return whether all sources count every compared quantity, and as text how many each set of sources counts."""
     compared = [g for g in d.given_by if len(g.sources) > 1]
     every = bool(compared or not d.given_by) and all(len(g.sources) == len(sources) for g in compared)
     shared = [f"{g.quantities:,} from {_listed(g.sources)}" for g in compared]

@@ -1,1 +1,1 @@
-"""Configurations of models, read so that no key is ignored, and limits on what they may build."""
+"""Read configurations of models without ignoring any key, and limit what they may build."""

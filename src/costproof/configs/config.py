@@ -1,4 +1,4 @@
-"""Base classes of target configurations; functions that read them from files, override single keys and compare them."""
+"""Define base classes of target configurations; read them from files, override single keys, and compare them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from costproof.weights.stored import without, without_dtype
 
 
 class Config(ABC):
-    """Frozen dataclass of everything about a model that decides a cost.
+    """Frozen dataclass of all facts about a model that affect a cost.
 
     Its defaults are the published configuration.
     """
@@ -31,9 +31,9 @@ class Config(ABC):
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
     waived: tuple[tuple[str, str], ...]
-    """Keys that were read and deliberately not used, with the reason."""
+    """Keys that were read but deliberately not used, with the reason."""
     not_drawn: ClassVar[Mapping[str, str]] = {}
-    """Fields that no draw of a proof varies, those of parts by their path, with the reason."""
+    """Fields that no draw of a proof varies, with the reason; fields of parts by their dotted path."""
 
     @abstractmethod
     def symbols(self) -> dict[str, int]:
@@ -62,7 +62,7 @@ class NativeConfig(Config):
     model_type: ClassVar[str]
     """Model type in a configuration file, under which transformers registers the class of the model."""
     not_null: ClassVar[tuple[str, ...]] = ()
-    """Keys for which the configuration class of transformers refuses ``null``, where the formulas would take a default.
+    """Keys for which transformers' configuration class refuses ``null``, although formulas would take a default.
 
     A test compares them with the pinned version.
     """
@@ -115,12 +115,12 @@ def activation(top: Section, key: str, usual: str) -> str:
 
 
 def yes_or_no(top: Section, key: str, *, default: bool = False) -> bool:
-    """Return the value of a boolean key."""
+    """Return the boolean value of a key in a section; record a problem for any other value."""
     return bool(top.fixed(key, False, True, why="this is yes or no", default=default))
 
 
 def check_type(top: Section, kind: str) -> None:
-    """Check ``model_type``, or, for a type without a class in transformers, the class that the file names."""
+    """Check ``model_type``, or for a type without a class in transformers, the class that the file names."""
     if top.data.get("model_type") != kind and type_of_class(top.data) == kind:
         top.waive({"model_type": NO_CLASS})
     else:
@@ -128,7 +128,7 @@ def check_type(top: Section, kind: str) -> None:
 
 
 def check_padding(top: Section, vocab: int) -> None:
-    """Check that the padding id is a row of the token table, as ``torch.nn.Embedding`` requires."""
+    """Check that the padding id is a row of the token embedding, as ``torch.nn.Embedding`` requires."""
     key, value = "pad_token_id", top.data.get("pad_token_id")
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is None or any(str(p.where).endswith(".vocab_size") for p in top.problems):
@@ -147,13 +147,13 @@ def check_returns(top: Section) -> None:
 
 _WAIVED: Final = "waived"
 _MAY_BE_0: Final = ("dense_layers", "image_token", "q_rank", "window")
-"""Fields that may be set to 0, which means that the model has no such part."""
+"""Fields that may be 0, which means that the model has no such part."""
 _TEXTS: Final = {
     "activation": "|".join(map(re.escape, ACTIVATION_FLOPS)),
     "pattern": "[fw]{1,200}",
     "kinds": "[dm]{1,200}",
 }
-"""Text fields -> the regular expression of their values. Other text fields name a class, which affects other keys."""
+"""Regular expressions of text fields' values, by field; other text fields name a class, which affects other keys."""
 
 
 def keys_of(config: Any, within: str = "") -> dict[str, Any]:
@@ -167,13 +167,13 @@ def keys_of(config: Any, within: str = "") -> dict[str, Any]:
 
 
 def changes(config: Config, published: Config) -> dict[str, str]:
-    """Return the differences from a published configuration, as JSON: ``text.topk`` -> ``8, published 6``."""
+    """Return the differences from a published configuration by key, as JSON: ``8, published 6`` for ``text.topk``."""
     mine, theirs = ({k: json.dumps(v) for k, v in keys_of(c).items()} for c in (config, published))
     return {key: f"{mine[key]}, published {value}" for key, value in theirs.items() if mine[key] != value}
 
 
 KEY: Final = "config."
-"""Prefix that marks a name as a configuration key."""
+"""Prefix that marks a setting as the override of a configuration key."""
 
 
 def key_named(config: Any, name: str, where: str) -> str:
@@ -249,7 +249,7 @@ def _whole(value: Any) -> bool:
 
 
 def _wrong(key: str, now: Any, value: Any) -> BadInput | None:
-    """Return the error if ``value`` cannot replace the value ``now`` of a key, or ``None`` if it can."""
+    """Return the error if ``value`` cannot replace a key's current value ``now``, or ``None`` if it can."""
     where, name = f"$.{key}", key.rpartition(".")[2]
     if isinstance(now, bool):
         ok, expected = isinstance(value, bool), "true or false"

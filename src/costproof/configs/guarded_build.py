@@ -1,4 +1,4 @@
-"""Limit what building a model from a configuration may do: sizes, repeated warnings, downloads."""
+"""Limit the resources and side effects of building a model from a configuration: sizes, warnings, downloads."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ Models of transformers have up to 2,000, as their experts are stacked. 117,000 t
 MOST_ELEMENTS: Final = 10**14
 """Maximum number of elements of parameters and buffers, 100 times that of the largest published model."""
 MOST_COUNTED: Final = 256
-"""Maximum number of layers of a stack, twice that of any published model; each takes about 0.2 s."""
+"""Maximum number of layers of a stack that is counted, twice that of any published model; each takes about 0.2 s."""
 SECONDS: Final = 20
-"""Limit of processor time to read a configuration or to build a model once."""
+"""Limit of processor time for reading a configuration, or for building a model once, in seconds."""
 
 _LAYERS: Final = re.compile(
     r"(.*_)?(layers?|depths?|n(um)?_(attn_)?blocks?|block_(sizes|repeats)|(layers|blocks)_per_\w+|numb_of_layers)"
 )
-"""Names of numbers of layers, and of lists of them: one for each stage of a model."""
+"""Names of keys that state numbers of layers: one number, or a list with one for each stage of a model."""
 _NUMBER: Final = re.compile(r"(num|n)_((\w+_)?(layers?|heads?|experts|labels|channels))|(encoder|decoder)_layers")
 _WIDTH: Final = re.compile(
     r"(hidden|intermediate|vocab|embedding|patch)_size|(head|embed|ffn)_dim|d_(model|ff|kv|inner)|n_embd"
 )
 _LIMIT: Final = re.compile(r"max_.*|model_max_length")
-"""Names of limits, which may be very large; no size depends on them."""
+"""Names of keys that are upper limits, which may be very large, since no size depends on them."""
 _MANY: Final = re.compile(r"(num|n)_.*|.*(layer|depth|block|expert|stage).*")
-"""Names of integers that determine how many modules are built."""
+"""Names of integer keys that determine how many modules are built."""
 
 
 def check_keys(data: Mapping[str, Any], path: str) -> None:
@@ -133,7 +133,7 @@ def _wrong(what: str, where: str, expected: str, got: object = NOT_GIVEN) -> Bad
 
 @dataclass(slots=True)
 class _Built:
-    """Counts the modules and elements that one thread has built, and refuses to build more than the limits."""
+    """Counter of the modules and elements that a thread builds, which raises beyond the limits."""
 
     data: Mapping[str, Any]
     where: str
@@ -142,7 +142,7 @@ class _Built:
     elements: int = 0
 
     def module(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
-        """Count a module that becomes a submodule."""
+        """Count a module that is registered as a submodule."""
         if threading.get_ident() != self.thread:
             return
         self.modules += 1
@@ -171,7 +171,7 @@ class _Built:
 
 @contextmanager
 def bounded(data: Mapping[str, Any], where: str) -> Iterator[None]:
-    """Limit what this thread builds in the block: modules, elements, sizes of tensors, seconds.
+    """Limit what this thread may build while the block runs: modules, elements, tensor sizes, seconds.
 
     Args:
         data: the configuration, to name the key that is too large.
@@ -195,7 +195,7 @@ def bounded(data: Mapping[str, Any], where: str) -> Iterator[None]:
 
 
 def check_depth(module: nn.Module, data: Mapping[str, Any], where: str) -> None:
-    """Check that a model does not have more layers than can be counted in some minutes.
+    """Check that a model has at most as many layers as can be counted in some minutes.
 
     Raises:
         BadInput: a stack has more than :data:`MOST_COUNTED`.
@@ -221,7 +221,7 @@ def _place_of(data: Mapping[str, Any], value: int) -> str | None:
 
 
 def _largest(data: Mapping[str, Any]) -> str | None:
-    """Return the path of the largest integer in a configuration, to name it in an error."""
+    """Return the path of the largest integer in a configuration, which an error names."""
     found = [(number, path) for path, key, number in _integers(data) if _MANY.fullmatch(key)]
     return max(found)[1] if found else None
 
@@ -249,7 +249,7 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def said_once() -> Iterator[None]:
-    """Log each distinct warning of transformers only once per process while the block runs."""
+    """Log each distinct warning of transformers once per process while the block runs."""
     with ExitStack() as undo:
         for handler in logging.getLogger("transformers").handlers:
             if _is_new not in handler.filters:
@@ -259,9 +259,9 @@ def said_once() -> Iterator[None]:
 
 
 _KERNELS: Final = (("transformers.integrations.hub_kernels", "get_kernel"), ("kernels", "get_kernel"))
-"""Functions that fetch a kernel from the Hub. Their callers catch the exception and continue without the kernel."""
+"""Functions that fetch a kernel from the Hub; their callers catch exceptions and continue without the kernel."""
 _ASKED: Final = ("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE")
-"""Timeout of the prompt for trust in remote code of a part, in seconds; 0 refuses the code immediately."""
+"""Timeout, in seconds, of the prompt for trust in a part's remote code; 0 refuses the code immediately."""
 
 
 @contextmanager

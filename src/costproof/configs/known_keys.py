@@ -1,4 +1,4 @@
-"""Keys of Hugging Face configurations that decide no cost, with the reason."""
+"""List keys of Hugging Face configurations that affect no cost, with the reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     "auto_map": OWN_CODE,
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta"), _SMALL),
 }  # fmt: skip
-"""Keys that affect no cost of any model -> the reason."""
+"""Keys that affect no cost of any model, with the reason."""
 _ALIKE: Final = (
     (re.compile(r".*_token_ids?"), _IDS),
     (re.compile(r"id2label|num_labels"), _NAMES),
@@ -82,7 +82,7 @@ _ANY: Final[Mapping[str, Any]] = {
     "is_decoder": False, "is_encoder_decoder": False, "add_cross_attention": False, "tie_encoder_decoder": False,
     "chunk_size_feed_forward": 0, "pruned_heads": {}, "cross_attention_hidden_size": None,
 }  # fmt: skip
-"""Keys that every class accepts -> their value in a class that does not use them."""
+"""Keys that every class accepts, with their value in a class that does not use them."""
 _SIZES: Final = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "deepseek_v2": ("num_experts",),
@@ -92,7 +92,7 @@ _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "qwen3_vl_vision": _SIZES[1:],
     "t5": (*_SIZES, "head_dim"),
 }
-"""Model type -> other names of its keys, in its class or in classes of other types."""
+"""Other names of a model type's keys, in its class or in classes of other types, by model type."""
 IMPLIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "bert": {"position_embedding_type": "absolute"},
     "deepseek_v2": {"moe_layer_freq": 1, "scoring_func": "softmax"},
@@ -115,7 +115,7 @@ IMPLIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "roberta": {"position_embedding_type": "absolute"},
     "xlm-roberta": {"position_embedding_type": "absolute"},
 }  # fmt: skip
-"""Model type -> keys that its class does not read, with the values that describe what it does."""
+"""Keys that a model type's class does not read, with the values that describe what it does, by model type."""
 _FURTHER: Final = re.compile(r"(num_|n_)?(mtp|nextn)_.*|.*_(mtp|nextn)_.*|use_mtp")
 
 
@@ -167,7 +167,7 @@ def harmless(kind: str, key: str, value: object) -> str | None:
 
 
 def type_of_class(data: Mapping[str, Any]) -> str | None:
-    """Return the model type of the class named by a configuration whose own type has no class.
+    """Return the model type of the class that a configuration names, if its own type has no class.
 
     ``None`` if transformers has its type, or no such class. Example: ``kimi_k2`` names ``DeepseekV3ForCausalLM``.
     """
@@ -191,7 +191,7 @@ def type_of_class(data: Mapping[str, Any]) -> str | None:
 
 
 def _named_alike(kind: str, config: str, architecture: str) -> tuple[bool, bool]:
-    """Return (prefix, own), by the name of an architecture and of a configuration class.
+    """Return (prefix, own), two comparisons of the names of an architecture, a configuration class and a model type.
 
     ``prefix`` is whether the architecture's name begins with the class name without ``Config``; ``own`` is whether that
     name equals the model type without hyphens and underscores.

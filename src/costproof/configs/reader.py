@@ -16,9 +16,9 @@ from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, did_you
 from costproof.ledger.workload import UNREAD
 
 LARGEST: Final = 2**31 - 1
-"""Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
+"""Largest accepted size; larger ones are typing errors, since no tensor dimension of a real model is near it."""
 MOST_LAYERS: Final = 1_000
-"""Largest number of layers, several times that of any model; each layer adds a few dozen lines to every ledger."""
+"""Maximum number of layers, several times that of any model; each layer adds dozens of lines to every ledger."""
 
 _MISSING: Final = object()
 _CLOSE: Final = 0.85
@@ -38,7 +38,7 @@ def shown(value: object) -> str:
 
 
 class Section:
-    """JSON object of a configuration, at a path such as ``$.vision_config``.
+    """JSON object of a configuration, at a path such as ``$.vision_config``, that tracks which keys are read.
 
     Args:
         data: the object; anything else is a problem and reads as empty.
@@ -68,7 +68,7 @@ class Section:
         got: object = NOT_GIVEN,
         fix: str | None = None,
     ) -> None:
-        """Record a problem at a key of this section, or with the section itself if the key is ``None``."""
+        """Record a problem with a key of this section, or with the section itself for ``None``."""
         where = self.path if key is None else f"{self.path}.{key}"
         self.problems.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
 
@@ -88,7 +88,7 @@ class Section:
         return default
 
     def given(self, key: str, default: object) -> Any:
-        """Return :meth:`take`, with ``null`` treated as a missing key."""
+        """Return the value that :meth:`take` returns, with ``null`` treated as a missing key."""
         value = self.take(key, default)
         return default if value is None else value
 
@@ -100,7 +100,7 @@ class Section:
         return self.check_integer(value, key, least=least, most=most)
 
     def sizes(self, named: Mapping[str, str], usual: object = None) -> dict[str, Any]:
-        """Return :meth:`integer` of each field's key; keys of the fields in ``usual`` may be missing."""
+        """Read :meth:`integer` for each field's key; keys of the fields in ``usual`` may be missing."""
         return {
             field: self.integer(
                 key, getattr(usual, field, _MISSING), most=MOST_LAYERS if field == "layers" else LARGEST
@@ -140,7 +140,7 @@ class Section:
         return float(value)
 
     def fixed(self, key: str, *allowed: object, why: str, default: object = _MISSING) -> object:
-        """Return a value that must be one of ``allowed``, since the formulas assume it; else record a problem.
+        """Return a value that must be one of ``allowed``, since formulas assume it; otherwise record a problem.
 
         A missing key reads as ``default``, by default the first of ``allowed``.
         """
@@ -152,7 +152,7 @@ class Section:
         return value
 
     def waive(self, reasons: Mapping[str, str]) -> None:
-        """Accept keys that are not used, and record the reason for each."""
+        """Accept keys without using them, and record the reason for each."""
         self.known.update(reasons)
         self.waived |= {f"{self.path}.{key}": reason for key, reason in reasons.items() if key in self.data}
 
@@ -213,13 +213,13 @@ class Section:
         return bool(close) and not any(parts)
 
     def misplaced(self, key: str, path: str) -> None:
-        """Record that a key is read only in the section at another path."""
+        """Record a key that is read only in the section at another path."""
         what, where = "nothing reads this key here", f"{path}.{key}"
         self.problem(what, key, expected=where, got=shown(self.data[key]), fix=f"move it to {where}")
 
 
 def renamed(config: object, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a configuration under the keys that they have in a file."""
+    """Return the fields of a configuration by the keys that they have in a file."""
     return {key: getattr(config, field) for field, key in keys.items()}
 
 

@@ -1,1 +1,1 @@
-"""Convert counted work and memory into bounds (never predictions) on a device. Nothing here needs torch."""
+"""Convert counted work and memory into bounds on a device, not predictions, without torch."""

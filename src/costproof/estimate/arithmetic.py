@@ -1,4 +1,4 @@
-"""Sum metrics over nodes and calls, and split FLOPs by the dtype of the multiplication.
+"""Sum metrics over nodes and calls, and split FLOPs by the dtype in which operators multiply.
 
 FLOPs that another implementation can skip are excluded from lower bounds.
 """
@@ -19,12 +19,12 @@ from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, UNFUSED,
 from costproof.ledger.node import CostNode, exact_sum
 
 ByDtype = dict[str, int]
-"""dtype -> FLOPs."""
+"""FLOPs by dtype of the multiplication."""
 OTHER: Final = ARITHMETIC[-1]
 CONVOLUTION: Final = "tf32"
-"""The dtype in which torch multiplies float32 convolutions and recurrent layers by default."""
+"""Name of the arithmetic that torch uses by default for float32 convolutions and recurrent layers."""
 FUSED: Final = "three of tf32"
-"""How torch's fused attention multiplies float32 (``OpMultiplyAddFastF32`` of CUTLASS)."""
+"""Name of the arithmetic of torch's fused attention in float32 (``OpMultiplyAddFastF32`` of CUTLASS)."""
 _RECURRENT: Final = re.compile(r".*\b(lstm|gru|rnn_tanh|rnn_relu)(\.\w+)?")
 
 
@@ -34,16 +34,16 @@ def _cost(costs: Mapping[Metric, int | None], metric: Metric) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class DtypeWork:
-    """FLOPs of some operators by the dtype in which they multiply."""
+    """FLOPs of some operators, by the dtype in which they multiply."""
 
     flops: int | None
-    """Headline FLOPs; ``None``: unknown."""
+    """Headline FLOPs; ``None`` if unknown."""
     full: ByDtype
-    """All headline FLOPs by dtype; if some are unknown, those that are known."""
+    """All known headline FLOPs, by dtype."""
     least: ByDtype
-    """FLOPs that every implementation of the same result has, by dtype."""
+    """FLOPs that every implementation of the same result needs, by dtype."""
     kept: int | None = None
-    """FLOPs without those of scores that masks hide; ``None``: unknown."""
+    """Headline FLOPs without those of masked scores; ``None`` if unknown."""
 
 
 def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:
@@ -62,13 +62,13 @@ class Arithmetic:
     """The dtypes in which the operators of a run multiply."""
 
     run: str
-    """The dtype of the run, which is that of all FLOPs without a dtype of their own."""
+    """Dtype of the run, in which all operators without a dtype of their own multiply."""
     bounds: bool = True
-    """Whether the counts contain FLOPs that can be skipped, and FLOPs of other dtypes."""
+    """Whether the counts have the metrics for time bounds: FLOPs that can be skipped, and FLOPs by dtype."""
     instead: Mapping[str, str] | None = None
-    """dtype -> the dtype whose peak is used in its place, for all operators; ``None``: torch's defaults."""
+    """Dtype whose peak is used instead of a dtype's, for all operators, by dtype; ``None``: torch's defaults."""
     kept: bool = False
-    """Whether the counts contain the FLOPs of the scores that masks leave."""
+    """Whether the counts have the FLOPs without masked scores."""
 
     def named(self, dtype: str, kind: str) -> str:
         """Return the dtype whose peak rate bounds an operator of this kind."""
@@ -81,7 +81,7 @@ class Arithmetic:
         return FUSED if "attention" in kind else dtype
 
     def of(self, cost: Callable[[Metric], int | None], kind: str) -> DtypeWork:
-        """Return the FLOPs by dtype of the operators of one kind, from their costs."""
+        """Return the FLOPs by dtype of operators of one kind, from their costs."""
         flops = cost("flops")
         if flops is None:
             return DtypeWork(None, {}, {})
@@ -115,7 +115,7 @@ class Arithmetic:
         return sum_work(self.of(node.cost, node.kind) for node in nodes)
 
     def of_kinds(self, kinds: Mapping[str, Mapping[Metric, int | None]]) -> DtypeWork:
-        """Return the FLOPs by dtype of a part of the model, given kind of operator -> costs."""
+        """Return the FLOPs by dtype of a model part, from its costs by operator kind."""
         return sum_work(self.of(partial(_cost, costs), kind) for kind, costs in kinds.items())
 
     def of_stage(self, folded: Folded, stage: str) -> DtypeWork:
@@ -124,7 +124,7 @@ class Arithmetic:
 
 
 def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Arithmetic, str]:
-    """Return the arithmetic of a run, and the dtype in which most of its FLOPs multiply.
+    """Return the arithmetic of a run, and the dtype in which most of the run's FLOPs multiply.
 
     Args:
         folded: the counts.
@@ -144,7 +144,7 @@ def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Ar
 
 
 def dtypes(bounds: Iterable[ByDtype | None]) -> Iterator[str]:
-    """Yield the dtypes that occur in several bounds, each once."""
+    """Yield the dtypes that occur in some bounds, each once."""
     yield from dict.fromkeys(dtype for one in bounds for dtype in one or ())
 
 
@@ -154,28 +154,28 @@ _LAYER: Final = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class MetricTerm:
-    """A metric summed over some nodes, times a constant factor."""
+    """Summand of a formula sum: a metric summed over some nodes, times a constant factor."""
 
     metric: Metric
     nodes: Callable[[CostNode], bool]
-    """Selects the nodes of the sum."""
+    """Predicate that selects the nodes over which the metric is summed."""
     factor: int = 1
     take: Take = "whole"
-    """``last step``: only the last of a series of decode steps."""
+    """``last step`` restricts a series of decode steps to its last step."""
     layers: Literal["all", "one of each kind"] = "all"
-    """``one of each kind``: an upper bound for a single layer, see :func:`distinct_layers`."""
+    """``one of each kind`` bounds the metric of a single layer, see :func:`distinct_layers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTerm:
-    """A formula in the symbols of a call, summed over all calls that define its symbols."""
+    """Summand of a formula sum: a formula in a call's symbols, summed over all calls that have these symbols."""
 
     source: str
     """The expression, as text."""
     stage: str | None = None
-    """``None``: calls of every stage."""
+    """Stage of the calls; ``None`` for every stage."""
     invocation: str | None = None
-    """``None``: every call of the stage."""
+    """Invocation of the calls; ``None`` for every invocation."""
 
 
 FormulaSum = tuple[MetricTerm | CallTerm, ...]
@@ -193,7 +193,7 @@ def layer_of(module: str) -> str:
 
 
 def distinct_layers(nodes: Iterable[CostNode]) -> Iterator[CostNode]:
-    """Yield the nodes outside of layers and, for each call, those of one layer of each kind.
+    """Yield, for each call, the nodes outside of layers and the nodes of one layer of each kind.
 
     Two layers of a call are of the same kind if their formulas of :data:`~costproof.ledger.metrics.UNFUSED` are equal.
     The sum over one layer of each kind is at least the sum over any single layer. Unlike a maximum it is a polynomial

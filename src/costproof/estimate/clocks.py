@@ -1,4 +1,4 @@
-"""Model an eager run by two clocks: a host that enqueues work, and a device that runs it in order.
+"""Model an eager run by two clocks: a host that enqueues work, and a device that runs the work in order.
 
 For call i of a forward, with host_i its host time (Python before it, dispatch and launch), device_i the time of its
 kernels, and L the launch latency:
@@ -36,9 +36,9 @@ HostTime = Literal["python", "dispatch", "launch", "synchronisation"]
 HOST_TIMES: Final[tuple[HostTime, ...]] = ("python", "dispatch", "launch", "synchronisation")
 BindingClock = Literal["host", "device"]
 StageKey = tuple[str, str]
-"""Stage and invocation."""
+"""(stage, invocation)."""
 Forward = Sequence[tuple[StageKey, Sequence[EnqueuedCall]]]
-"""The calls of a forward in their order, cut at every stage boundary, where an event is recorded.
+"""Operator calls of a forward in order, split at every stage boundary, where a CUDA event is recorded.
 
 A stage that is left and entered again has several pieces. Python between the last operator of a piece and its boundary
 is a call without an operator: ``EnqueuedCall("", module, python, 0, 0, 0, 0, False)``; without it, that time is part of
@@ -48,40 +48,40 @@ the first call of the next piece.
 
 @dataclass(frozen=True, slots=True)
 class StageClocks:
-    """Both clocks of a stage in one forward, in nanoseconds.
+    """Host time and device time of a stage in one forward, in nanoseconds.
 
     ``both = device + python + dispatch + launch + synchronisation``, exactly.
     """
 
     calls: int
-    """Operators that it calls."""
+    """Number of operators that the stage calls."""
     launches: int
-    """Kernels, copies and fills that these enqueue."""
+    """Number of kernels, copies and fills that these operators enqueue."""
     host: int
-    """Host clock: Python, dispatch and launches of all calls, without any waiting."""
+    """Host time: Python, dispatch and launches of all calls, without any waiting."""
     device: int
-    """Device clock: all kernels, one after another, which is the device-bound part. 0 on a processor."""
+    """Device time: all kernels one after another, the device-bound part; 0 on a processor."""
     both: int
-    """Time between the events at its boundaries, by the recurrence."""
+    """Time between the events at the stage's boundaries, by the recurrence of this module."""
     python: int
-    """Device idle while the host runs the Python of modules."""
+    """Device idle time while the host runs the Python code of modules."""
     dispatch: int
-    """Device idle while the host is in the dispatcher or the allocator. On a processor it contains the work."""
+    """Device idle time while the host is in the dispatcher or the allocator; on a processor it includes the work."""
     launch: int
-    """Device idle while the host enqueues."""
+    """Device idle time while the host enqueues work."""
     synchronisation: int
-    """Device idle because the host waited for it: the launch latency of the first work after a synchronisation."""
+    """Device idle time after a synchronisation: the launch latency of the first work that follows."""
     binds: BindingClock = "host"
-    """The clock that takes longer by itself; the host if both take the same."""
+    """The clock that takes longer, ``host`` or ``device``; the host if both are equal."""
 
     @property
     def host_bound(self) -> int:
-        """Return the nanoseconds in which the device is idle because no work is enqueued."""
+        """Return the nanoseconds in which the device is idle for lack of enqueued work."""
         return self.both - self.device
 
 
 def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageKey, StageClocks]:
-    """Return the clocks of each stage of a forward, by the recurrence of this module.
+    """Return the host and device times of each stage of a forward, by simulating both clocks.
 
     The device is idle in the last nanoseconds before the host has enqueued the next work. They are attributed to the
     kinds of time that the host spent then; its waiting in a synchronising call is ``synchronisation``.
@@ -92,11 +92,11 @@ def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageKey, StageCloc
     """
     enqueue, end = 0, latency  # the event at the beginning is stamped at the latency
     since: list[tuple[HostTime, int]] = []
-    """Spans of host time since the last work was enqueued; the device was busy or idle meanwhile."""
+    """(kind, nanoseconds) of the host's activities since it last enqueued work."""
     found: dict[StageKey, Counter[str]] = {}
 
     def run(work: int, into: Counter[str]) -> None:
-        """Enqueue work on the simulated device: it starts once it has arrived and earlier work has finished."""
+        """Run work on the simulated device, starting once the work has arrived and earlier work has finished."""
         nonlocal end
         idle = max(0, enqueue + latency - end)
         into["both"] += idle + work
@@ -133,21 +133,21 @@ def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageKey, StageCloc
 
 @dataclass(frozen=True, slots=True)
 class VariantTime:
-    """Time of a stage that runs as a CUDA graph or compiled, next to its prediction."""
+    """Time of a stage as a CUDA graph or compiled, with a prediction."""
 
     time: Timing | None
-    """Time of the stage in this form; ``None`` if it does not run in it."""
+    """Measured time of the stage in this form; ``None`` if it does not run in this form."""
     why: str = ""
     """Reason why the stage does not run in this form; empty if it does."""
     kernels: int | None = None
-    """Nanoseconds of its kernels by themselves, in the eager run; ``None`` if they were not measured."""
+    """Nanoseconds of the stage's kernels in the eager run; ``None`` if not measured."""
     replay: int | None = None
-    """Nanoseconds that one replay takes besides kernels and gaps, measured once per machine; ``None`` if it was not."""
+    """Nanoseconds of one replay besides kernels and gaps, measured once per machine; ``None`` if not measured."""
     gaps: int | None = None
-    """Nanoseconds of all gaps between kernels: their number times that measured once per machine."""
+    """Nanoseconds of all gaps between kernels: their number times one gap, measured once per machine."""
 
     @property
     def predicted(self) -> int | None:
-        """Return the nanoseconds of kernels, gaps and one replay; ``None`` if one of them is unknown."""
+        """Return the nanoseconds of kernels, gaps and one replay; ``None`` if any of these is unknown."""
         parts = self.kernels, self.gaps, self.replay
         return None if None in parts else sum(part for part in parts if part is not None)

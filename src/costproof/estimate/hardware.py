@@ -1,4 +1,4 @@
-"""Devices as data: one file for each exact device, with the source of every figure.
+"""Describe devices as data: one file for each exact device, with the source of every figure.
 
 A figure that no source gives is absent; nothing is estimated. GB of data sheets are 10^9 bytes, TB/s 10^12 bytes per
 second. Names are exact: ``h100-sxm`` and ``h100-pcie`` are two devices, and ``h100`` is none.
@@ -29,9 +29,9 @@ class FigureSource:
 
     title: str
     read: str
-    """The day on which it was read or measured: ``2026-11-22``."""
+    """Day on which the source was read or the figure measured: ``2026-11-22``."""
     url: str = ""
-    """Empty if the figures were measured."""
+    """Address of the source; empty if the figures were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class FigureQuote:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigure:
-    """One figure of a device, with its quotes."""
+    """One figure of a device, such as its bandwidth, with its quotes."""
 
     value: int
     quotes: tuple[FigureQuote, ...]
@@ -56,57 +56,59 @@ class DevicePeak:
     """The peak rate of one kind of execution unit."""
 
     dtype: str
-    """dtype of the factors: ``bfloat16``, ``float16``, ``float8``, ``tf32``, ``float32``, ``float64``."""
+    """Dtype of the factors: ``bfloat16``, ``float16``, ``float8``, ``tf32``, ``float32``, ``float64``."""
     flops: int
-    """FLOP per second; a multiply-accumulate is 2."""
+    """FLOP per second, 2 per multiply-accumulate."""
     sparsity: Sparsity
-    """``sparse`` includes products with zeros that structured sparsity skips. Such peaks are not used as bounds."""
+    """``dense`` or ``sparse``; the latter counts products that structured sparsity skips, and bounds nothing."""
     unit: Unit
     quotes: tuple[FigureQuote, ...]
     accumulate: str | None = None
-    """dtype of the sums, if the source states it."""
+    """Dtype of the accumulation, if the source states it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One exact device."""
+    """Figures of one exact device."""
 
     name: str
     title: str
     origin: DeviceOrigin
-    """``measured``: rates that a machine reached, and may exceed. ``published``: rates that its maker states."""
+    """``measured``: rates that a machine reached and may exceed; ``published``: rates that the maker states."""
     sources: dict[str, FigureSource]
     peaks: tuple[DevicePeak, ...]
     bandwidth: DeviceFigure | None = None
     """Bytes per second between the device and its memory."""
     memory: DeviceFigure | None = None
-    """Bytes of its memory."""
+    """Bytes of the device's memory."""
     interconnect: DeviceFigure | None = None
-    """Bytes per second to the other devices of a node, in one direction, over all links. Data sheets often state both
-    directions together."""
+    """Bytes per second to the other devices of a node, in one direction, over all links.
+
+    Data sheets often state both directions together.
+    """
     links: DeviceFigure | None = None
-    """Links over which a device reaches the others of its node; each has an equal part of :attr:`interconnect`."""
+    """Number of links to the other devices of a node, each with an equal share of :attr:`interconnect`."""
     node: DeviceFigure | None = None
-    """Devices of the reference system that reach each other at :attr:`interconnect`."""
+    """Number of devices in the reference system that are connected at :attr:`interconnect`."""
     network: DeviceFigure | None = None
     """Bytes per second of one device to other nodes, in one direction, in the reference system."""
     clock: DeviceFigure | None = None
-    """Hz at which the peaks are reached."""
+    """Clock rate in Hz at which the peaks are reached."""
     module_call: DeviceFigure | None = None
-    """Host nanoseconds of one call of a module, without its operators: ``Module.__call__``, hooks and ``forward``."""
+    """Host nanoseconds of one module call without its operators: ``Module.__call__``, hooks and ``forward``."""
     operator_in_run: DeviceFigure | None = None
-    """Host nanoseconds of one operator in a forward, with its launches; absent on a processor."""
+    """Host nanoseconds of one operator in a forward, including its launches; absent on a processor."""
     operator_alone: DeviceFigure | None = None
-    """The same for these operators in isolation, each repeated by itself; absent on a processor."""
+    """Host nanoseconds of the same operators repeated in isolation; absent on a processor."""
     launch_latency: DeviceFigure | None = None
-    """Nanoseconds from the enqueueing of a kernel to its start on an idle device; absent on a processor."""
+    """Nanoseconds from enqueueing a kernel to its start on an idle device; absent on a processor."""
     graph_gap: DeviceFigure | None = None
-    """Nanoseconds that each kernel of a CUDA graph takes beyond its time in an eager run; absent on a processor."""
+    """Nanoseconds that each kernel of a CUDA graph takes longer than in an eager run; absent on a processor."""
     graph_replay: DeviceFigure | None = None
-    """Nanoseconds of one replay of a CUDA graph on a busy device, besides kernels and gaps; absent on a processor."""
+    """Nanoseconds of replaying a CUDA graph on a busy device, besides kernels and gaps; absent on a processor."""
 
     def peak(self, dtype: str) -> DevicePeak | None:
-        """Return the largest dense peak of a dtype on any unit, or ``None`` if no source gives one."""
+        """Return the largest dense peak of a dtype over all units, or ``None`` if no source gives one."""
         found = [p for p in self.peaks if p.dtype == dtype and p.sparsity == "dense"]
         return max(found, key=lambda p: p.flops, default=None)
 
@@ -126,7 +128,7 @@ class Device:
         return next((peak for peak in map(self.peak, (dtype, *narrower)) if peak is not None), None)
 
     def or_faster(self, other: Device) -> Device:
-        """Return the device with the better of two measurements of each figure: other work slowed the worse one."""
+        """Return the device with the faster of two measurements of each figure, as other work slowed the other one."""
         rates = {p.dtype: p.flops for p in self.peaks}
         higher = {p.dtype: p for p in other.peaks if p.flops > rates.get(p.dtype, 0)}
         peaks = {p.dtype: p for p in self.peaks} | higher
@@ -139,7 +141,7 @@ class Device:
         return replace(self, peaks=tuple(peaks.values()), bandwidth=best, **host)
 
     def figures(self) -> dict[str, DeviceFigure]:
-        """Return the known figures besides the peaks."""
+        """Return the known figures other than peaks, by name."""
         named = {name: getattr(self, name) for name in (*FIGURES, *HOST_FIGURES)}
         return {name: figure for name, figure in named.items() if figure is not None}
 
@@ -151,13 +153,13 @@ NARROWER: Final[dict[str, tuple[str, ...]]] = {
     "bfloat16": ("float16", "float8"),
     "float16": ("bfloat16", "float8"),
 }
-"""dtype -> dtypes whose peak is at least as high, nearest first.
+"""Dtypes whose peak is at least as high as a dtype's, nearest first, by dtype.
 
 Not float32 for float64: the float32 peak may be that of vector units, and the float64 peak that of faster matrix units.
 """
 
 LARGEST_FIGURE: Final = 10**30
-"""Largest value accepted in a device file, far above the figures of any device; a larger one is bad input."""
+"""Largest accepted value in a device file, far above the figures of any device."""
 FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "bandwidth": ("bandwidth of the memory", "B/s", 10**8),
     "memory": ("memory", "B", 10**7),
@@ -167,7 +169,7 @@ FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "network": ("to other nodes, one direction, in the reference system", "B/s", 10**7),
     "clock": ("clock", "Hz", 10**7),
 }
-"""Name -> title, unit, and lower limit: a smaller value was given in another unit."""
+"""(title, unit, lower limit) of each figure, by name; a value below the limit must be in a wrong unit."""
 HOST_FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "module_call": ("host time of one module call", "ns", 100),
     "operator_in_run": ("host time of one operator in a forward", "ns", 100),
@@ -176,9 +178,9 @@ HOST_FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "graph_gap": ("from a kernel of a CUDA graph to the next", "ns", 0),
     "graph_replay": ("one replay of a CUDA graph, besides its kernels and gaps", "ns", 0),
 }
-"""As :data:`FIGURES`, for times of runs on a machine; no data sheet gives them, ``machine --measure`` writes them."""
+"""(title, unit, lower limit) of times on a host, which only ``machine --measure`` gives, by name."""
 _LEAST_PEAK: Final = 10**7
-"""Lower limit of a peak: slow dtypes on a busy processor reach 10^9, values given in GFLOP/s are below the limit."""
+"""Lower limit of a peak, below which values must be in GFLOP/s; slow dtypes on a busy processor reach 10^9."""
 
 DEVICE: Final = FileKind(name="costproof/device", version=(1, 3), type=Device)
 _FOLDER: Final = Path(__file__).parent / "devices"
@@ -186,14 +188,14 @@ _AGAIN: Final = "costproof machine --measure -o FILE writes one; costproof machi
 
 
 def registry() -> Registry[Device]:
-    """Return the registry of devices: those of costproof and of other installed packages; read no device file."""
+    """Return the registry of devices, of costproof and other installed packages, without reading device files."""
     files = sorted(_FOLDER.glob("*.json"))
     ours = (Plugin(f.stem, "", partial(read_device, f)) for f in files)
     return Registry("hardware", "device", tuple(ours), instance=Device, command="costproof machines")
 
 
 def machines() -> tuple[str, ...]:
-    """Return the names of the devices that are known; no file is read."""
+    """Return the names of all known devices, without reading device files."""
     return tuple(registry().listed())
 
 

@@ -1,4 +1,4 @@
-"""Bound the time in which the devices of a mesh exchange data, from the figures of their links.
+"""Bound the time of collectives between the devices of a mesh, from the bandwidths of their links.
 
 A collective has a payload M, the bytes of its full tensor, and a group of n ranks. However it is done, some rank of a
 group within a node sends or receives at least
@@ -40,22 +40,22 @@ from costproof.ledger.workload import Workload
 LinkSide = Literal["compute", "memory", "links"]
 _MANY: Final = re.compile(r"([0-9]{1,6})x ?(?:([0-9]{1,6})x ?)?(?=\D)(.+)")
 LARGEST: Final = 100_000
-"""Most devices that ``--on`` accepts."""
+"""Maximum number of devices that ``--on`` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Devices that a run is on, as ``--on`` names them."""
+    """The devices of a run, as ``--on`` names them."""
 
     device: Device
     count: int | None = None
-    """``None``: as many as the mesh of the run has ranks."""
+    """Number of devices; ``None`` for as many as the mesh of the run has ranks."""
     node: int | None = None
-    """Devices of a node, if the name states them."""
+    """Number of devices per node, if ``--on`` states it."""
 
     @property
     def node_size(self) -> int | None:
-        """Return the devices of a node; ``None`` if neither the name nor the device's file states them."""
+        """Return the number of devices per node; ``None`` if neither ``--on`` nor the device file states it."""
         return self.node if self.node is not None or self.device.node is None else self.device.node.value
 
     def check(self, mesh: Mesh) -> None:
@@ -72,7 +72,7 @@ class Devices:
 
 
 def devices_in(on: str | os.PathLike[str] | Device) -> Devices:
-    """Return the devices that a name means: ``h100-sxm``, ``8xh100-sxm``, ``2x8xh100-sxm`` (two nodes of eight).
+    """Return the devices for a name: ``h100-sxm``, ``8xh100-sxm``, ``2x8xh100-sxm`` (two nodes of eight).
 
     Raises:
         BadInput: there is no such device, or no number of them.
@@ -91,17 +91,17 @@ def devices_in(on: str | os.PathLike[str] | Device) -> Devices:
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """Rates at which the devices of a mesh exchange data, in bytes per second of one device in one direction."""
+    """Bandwidths between the devices of a mesh, in bytes per second of one device in one direction."""
 
     interconnect: int
-    """To the other devices of a node."""
+    """Bandwidth to the other devices of a node."""
     node: int | None
-    """Devices of a node; ``None``: all are in one."""
+    """Number of devices per node; ``None`` if all devices are in one node."""
     network: int | None
-    """To other nodes; ``None``: not known."""
+    """Bandwidth to other nodes; ``None`` if unknown."""
 
     def per_byte(self, kind: str, group: tuple[int, ...]) -> Fraction | None:
-        """Return the least seconds that a collective takes for each byte of its payload; ``None`` if not known.
+        """Return the least seconds of a collective per byte of payload; ``None`` if unknown.
 
         Args:
             kind: of the collective, as :mod:`costproof.ledger.mesh` lists them.
@@ -122,9 +122,9 @@ class LinkRates:
         return max(crossing.get(kind, outside) / self.network, bytes_of_rank / (self.interconnect + self.network))
 
     def per_sent_byte(self, group: tuple[int, ...], rank: int) -> Fraction | None:
-        """Return a lower bound of the seconds a byte that a rank sends, however it divides them among its group.
+        """Return the least seconds per byte that a rank sends to its group, for any distribution of the bytes.
 
-        Between nodes it has its links and its part of the network; without others in its node, only the latter.
+        In a group over several nodes it has its part of the network, and its links if others are in its node.
         """
         here = sum(1 for other in group if not self.node or other // self.node == rank // self.node)
         if here == len(group):
@@ -135,7 +135,7 @@ class LinkRates:
 
 
 def link_rates(devices: Devices, mesh: Mesh) -> tuple[LinkRates | None, str]:
-    """Return the rates between the ranks of a mesh, and why they are not known or what is assumed of them."""
+    """Return the bandwidths between the ranks of a mesh, with a note why they are unknown or what is assumed."""
     device, node = devices.device, devices.node_size
     if device.interconnect is None:
         return None, f"no time has the bytes that ranks send: no source gives the rate of the links of {device.name}"
@@ -150,42 +150,42 @@ def link_rates(devices: Devices, mesh: Mesh) -> tuple[LinkRates | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveBound:
-    """The least time of equal collectives of a rank: of one kind, in one part of a stage."""
+    """Lower bound of the time of equal collectives of a rank: one kind, in one model part of a stage."""
 
     stage: str
     part: str
     kind: str
     ranks: int
-    """Ranks of a group."""
+    """Number of ranks in the group."""
     nodes: int
-    """Nodes that a group is spread over."""
+    """Number of nodes over which the group is spread."""
     messages: int
     payload_bytes: int
     sent_bytes: int
-    """By the ring algorithm, as reports count it."""
+    """Bytes that the rank sends with the ring algorithm, as reports count them."""
     seconds: str
-    """The least time, however it is done."""
+    """Least time, whatever the algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageLinks:
-    """Time bounds of a stage with its communication, or of the whole run."""
+    """Time bounds of a stage, or of the whole run, including communication."""
 
     id: str
     sent_bytes: int
     seconds: str
-    """Of its collectives, one after another."""
+    """Lower bound of all collectives, one after another."""
     exposed_s: str | None
-    """Lower bound if nothing is computed during a collective: modules at the roof, and the collectives."""
+    """Lower bound without overlap: the roof time of the modules plus the time of the collectives."""
     overlapped_s: str | None
-    """Lower bound however collectives overlap with modules at the roof: the longer of the two."""
+    """Lower bound with full overlap: the longer of the modules' roof time and the collectives' time."""
     bound: LinkSide | None
-    """The longest clock: of all products, all bytes of memory, or all collectives."""
+    """The largest of three times: of all matrix products, all memory traffic, or all collectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Time bounds of the whole run on ranks that are equal."""
+    """Time bounds of the whole run on a set of ranks with equal bounds."""
 
     ranks: tuple[int, ...]
     roof_s: str | None
@@ -195,24 +195,24 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class LinkBounds:
-    """Time bounds of a run on several devices, with communication."""
+    """Time bounds of a run on several devices, including communication."""
 
     count: int
-    """Ranks."""
+    """Number of ranks."""
     node: int | None
-    """Devices of a node; ``None``: all are in one."""
+    """Number of devices per node; ``None`` if all devices are in one node."""
     interconnect: int
-    """Bytes per second of one device to the others of its node, in one direction."""
+    """Bytes per second of one device to the other devices of its node, in one direction."""
     network: int | None
-    """Bytes per second of one device to other nodes; ``None``: not known, or not used."""
+    """Bytes per second of one device to other nodes; ``None`` if unknown or not used."""
     collectives: tuple[CollectiveBound, ...]
     stages: tuple[StageLinks, ...]
-    """Of the counted rank; the last is the whole run."""
+    """Time bounds of the counted rank by stage; the last entry is the whole run."""
     ranks: tuple[RankTimes, ...]
-    """Of all ranks, the slowest first."""
+    """Time bounds of all ranks, slowest first."""
 
     def rates(self) -> dict[tuple[str, str, str], Fraction]:
-        """Return (stage, part, kind of a collective) -> seconds for each byte of its payload."""
+        """Return seconds per byte of payload, by (stage, model part, kind of collective)."""
         moved = (c for c in self.collectives if c.payload_bytes)
         return {(c.stage, c.part, c.kind): Fraction(c.seconds) / c.payload_bytes for c in moved}
 
@@ -220,7 +220,7 @@ class LinkBounds:
 def collective_bounds(
     folded: Folded, rates: LinkRates, workload: Workload, axis_of: Callable[[str, str], str]
 ) -> Iterator[CollectiveBound]:
-    """Yield the bounds of all collectives of a counted rank.
+    """Yield the time bounds of all collectives of the counted rank.
 
     Args:
         folded: the counts of the rank.
@@ -247,7 +247,7 @@ def collective_bounds(
 
 
 EXPERT_PRODUCTS: Final = "expert_gemm"
-"""Kind of the products of routed experts in formulas."""
+"""Operator kind of the products of routed experts in formulas."""
 
 
 def by_rows(metric: str) -> bool:
@@ -256,7 +256,7 @@ def by_rows(metric: str) -> bool:
 
 
 def mean_of_experts(folded: Folded, ranks: int) -> Folded:
-    """Return the counts of a rank with an equal share of the rows of routed experts, as the slowest has at least.
+    """Return a rank's counts with an equal share of the routed experts' tokens, a lower bound for the slowest rank.
 
     Each of the ranks is given all rows and skips those of experts of others, so how many it multiplies is data; all
     together multiply each once. FLOPs and activations of the experts are divided and rounded down, and so are the

@@ -1,4 +1,4 @@
-"""Compare measured times with their bounds; split each stage's time into parts that add up to it.
+"""Compare measured times with their bounds, and split each stage's time into components that sum to it.
 
 With correct counts and device figures no time is below its lower bound, for a stage or a part of the model. If one is,
 that is a finding, and the possible causes are named, first the convention of the bound: an implementation may skip
@@ -56,14 +56,14 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 WorkKind = Literal["products", "experts", "other", "movement"]
 WORK_KINDS: Final[tuple[WorkKind, ...]] = ("products", "experts", "other", "movement")
-"""Kinds in the order in which the bound of a module is subtracted from them."""
+"""Kinds of work, in the order in which the bound of a module is subtracted from their times."""
 _PRODUCTS: Final = frozenset({"matmul", "conv", "attention", "experts"})
 _MOVEMENT: Final = frozenset({"movement", "lookup"})
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Parts of a time in nanoseconds, which add up to the measured median, or to the prediction if nothing ran."""
+    """Components of a time in nanoseconds, which sum to the measured median, or to the prediction if nothing ran."""
 
     floor: Rational
     traffic: Rational
@@ -72,17 +72,17 @@ class TimeSplit:
     movement: Rational
     experts: Rational
     python: Rational | None
-    """Nanoseconds of Python between operators; ``None`` if this host time is unknown."""
+    """Nanoseconds of Python code between operators; ``None`` if unknown."""
     dispatch: Rational | None
-    """Nanoseconds of the dispatcher and allocator; ``None`` on a GPU whose two clocks are unknown."""
+    """Nanoseconds in the dispatcher and allocator; ``None`` on a GPU without host and device times."""
     launch: Rational | None
-    """Nanoseconds in which the host enqueues work; ``None`` if the two clocks are unknown; 0 on a processor."""
+    """Nanoseconds in which the host enqueues work; ``None`` without host and device times, 0 on a processor."""
     synchronisation: Rational | None
-    """Nanoseconds in which the device idles after a synchronisation; ``None`` and 0 as for :attr:`launch`."""
+    """Nanoseconds of device idle time after a synchronisation; ``None`` and 0 as for :attr:`launch`."""
     residual: Rational | None
-    """Nanoseconds that no other part explains; ``None`` if nothing ran."""
+    """Nanoseconds that no other component explains; ``None`` if nothing ran."""
     jitter: Rational | None
-    """``None`` if nothing ran."""
+    """Nanoseconds from the fastest run to the median; ``None`` if nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class OperatorWork:
     kind: WorkKind
     calls: int
     alone: int | None
-    """Nanoseconds of one call; ``None`` if it could not be timed."""
+    """Nanoseconds of one call in isolation; ``None`` if the call could not be timed."""
 
     @property
     def spent(self) -> int | None:
-        """Return the nanoseconds of all calls together."""
+        """Return the total nanoseconds of all calls."""
         return None if self.alone is None else self.calls * self.alone
 
 
@@ -115,16 +115,16 @@ def work_kind(subject: str, in_experts: bool) -> WorkKind:
 
 @dataclass(frozen=True, slots=True)
 class EagerCalls:
-    """The operator calls of an eager run in order, measured or predicted, on both clocks."""
+    """The operator calls of an eager run in order, measured or predicted, with host and device times."""
 
     forwards: Mapping[str, Forward]
-    """Run -> its calls. A run without an entry has no clocks."""
+    """Operator calls of each forward, by run; a run without measured or predicted calls is absent."""
     kind_of: Callable[[str, str], WorkKind]
-    """Returns the kind of an operator in a module, see :func:`work_kind`."""
+    """Function that returns the kind of an operator in a module, see :func:`work_kind`."""
     latency: int = 0
     """Launch latency in nanoseconds; 0 on a processor."""
     on_host: bool = True
-    """Whether operators run inside their calls, as on a processor."""
+    """Whether operators do their work inside the call, as on a processor."""
 
 
 def split_time(
@@ -136,7 +136,7 @@ def split_time(
     *,
     on_host: bool = True,
 ) -> TimeSplit | None:
-    """Split a time into parts, or return ``None`` if the time of a call is unknown.
+    """Split a time into components; return ``None`` if the time of any operator call is unknown.
 
     Args:
         floor: nanoseconds of the lower bound of the stage.
@@ -184,25 +184,25 @@ CONVENTION: Final = "the convention of the floor"
 ALONE: Final = "operators alone"
 NO_EXPERTS: Final[Mapping[str, int]] = {}
 TimePlace = tuple[str, str, str]
-"""Run, stage, invocation; or run, stage, module."""
+"""(run, stage, invocation), or (run, stage, module)."""
 PartPatterns = Callable[[Iterable[str]], Iterable[tuple[str, Sequence[str]]]]
 NOT_RUN: Final[Mapping[TimePlace, Sequence[int]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStage:
-    """The time of one stage in one forward."""
+    """Time of one stage in one forward, with bounds and predictions."""
 
     run: str
-    """``page``, ``prompt`` or ``step@P``."""
+    """Name of the forward: ``page``, ``prompt`` or ``step@P``."""
     stage: str
     invocation: str
     floor: WorkBound
-    """Bound by the products that every implementation has, the weights once, and the cache read and written once."""
+    """Bound with minimum products, the weights read once, and the cache read and written once."""
     roof: WorkBound
-    """Bound of its modules, one after another."""
+    """Sum of the roofline bounds of the modules, which run one after another."""
     replay: int | None
-    """Nanoseconds of its operators, each timed in isolation; ``None`` if one of them could not be timed."""
+    """Nanoseconds of all operators, each timed in isolation; ``None`` if any could not be timed."""
     predicted: int | None
     """Nanoseconds that both clocks predict: on a GPU by the recurrence, on a processor the operators in isolation and
     the Python between them. ``None`` if the clocks are unknown.
@@ -210,23 +210,23 @@ class MeasuredStage:
     measured: Timing | None
     """Measured time of the stage; ``None`` if nothing ran."""
     split: TimeSplit | None
-    """``None`` if FLOPs, bytes or the times of operators are not known."""
+    """Components of the time; ``None`` if FLOPs, bytes or times of operators are unknown."""
     of_peak: Rational | None
-    """FLOPs over time over the peak: model FLOPs utilization (MFU)."""
+    """FLOPs / time / peak rate: model FLOPs utilisation (MFU)."""
     of_bandwidth: Rational | None
-    """Bytes at module boundaries over time over the bandwidth; more than 1 if caches serve them."""
+    """Bytes at module boundaries / time / bandwidth; above 1 if hardware caches serve them."""
     wrong: str = ""
-    """Why the time is impossible, and whether device file, counts or clock may be wrong; empty if it is possible."""
+    """Reason why the time is impossible, with the suspect (device file, counts or clock); empty if it is possible."""
     clocks: StageClocks | None = None
-    """Host and device clock of the eager run; ``None`` if the calls were not measured or predicted."""
+    """Host and device time in the eager run; ``None`` if the calls were neither measured nor predicted."""
     graph: VariantTime | None = None
-    """The stage as a CUDA graph; ``None`` if that was not tried."""
+    """Time of the stage as a CUDA graph; ``None`` if not requested."""
     compiled: VariantTime | None = None
-    """The stage under ``torch.compile``; ``None`` if that was not tried."""
+    """Time of the stage under ``torch.compile``; ``None`` if not requested."""
 
     @property
     def error(self) -> Fraction | None:
-        """Return the relative error, without sign, of the predicted median; ``None`` without prediction or median.
+        """Return the absolute relative error of the prediction; ``None`` without a prediction or a measured median.
 
         The prediction is that of the operators in isolation if the clocks are unknown.
         """
@@ -237,33 +237,33 @@ class MeasuredStage:
 
     @property
     def device_alone(self) -> int | None:
-        """Return the nanoseconds that the device works, or, without kernels, those of the operators in isolation."""
+        """Return the nanoseconds of device work; without kernels, of the operators in isolation."""
         return self.replay if self.clocks is None or not self.clocks.launches else self.clocks.device
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPart:
-    """The time of a part of the model in one forward; modules that differ only in numbers are one part."""
+    """Time of a model part in one forward; modules whose paths differ only in numbers form one part."""
 
     run: str
     stage: str
     part: str
     """Pattern of module paths."""
     roof: WorkBound
-    """Bound of its modules, one after another."""
+    """Sum of the roofline bounds of the part's modules, which run one after another."""
     replay: int | None
-    """Nanoseconds of its operators, each timed in isolation; ``None`` if one of them could not be timed."""
+    """Nanoseconds of all operators, each timed in isolation; ``None`` if any could not be timed."""
     of_peak: Rational | None
-    """FLOPs over that time over the peak."""
+    """FLOPs / :attr:`replay` / peak rate."""
     wrong: str = ""
-    """Why the time is impossible, and what may be wrong; empty if it is possible."""
+    """Reason why the time is impossible, with the suspect; empty if it is possible."""
     measured: Timing | None = None
-    """Time of its modules, from runs in which every module has a hook; ``None`` if nothing ran."""
+    """Time of the modules, from runs with a hook on every module; ``None`` if nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOperator:
-    """The time of a distinct operator call."""
+    """Time of a distinct operator call, timed in isolation."""
 
     run: str
     stage: str
@@ -271,19 +271,19 @@ class MeasuredOperator:
     shapes: tuple[tuple[int, ...], ...]
     calls: int
     alone: Timing | None
-    """Nanoseconds of one call; ``None`` if it could not be timed."""
+    """Nanoseconds of one call; ``None`` if the call could not be timed."""
     why: str = ""
-    """Why it could not be timed."""
+    """Reason why the call could not be timed."""
 
     @property
     def spent(self) -> int | None:
-        """Return the nanoseconds of all calls together."""
+        """Return the total nanoseconds of all calls."""
         return None if self.alone is None else self.calls * self.alone.median
 
 
 @dataclass(frozen=True, slots=True)
 class ClockBorder:
-    """The value of a setting from which a stage is bound by the device instead of the host.
+    """Setting value from which a stage is device-bound instead of host-bound.
 
     It is assumed that the host clock stays as it is, since the same operators are called (a loop over routed experts
     may call more), and that the device clock is proportional to max(FLOP / peak, bytes at the module boundary /
@@ -291,14 +291,14 @@ class ClockBorder:
     """
 
     run: str
-    """The forward whose clocks these are."""
+    """Name of the forward whose host and device times are compared."""
     invocation: str
     border: BottleneckThreshold
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Times of a run with their bounds, or of its operators if the run was only predicted."""
+    """Measured times of a run with their bounds, or times of its operators if the run was only predicted."""
 
     conventions: Conventions
     target: TargetInfo
@@ -307,27 +307,27 @@ class Measurement:
     options: RunOptions
     device: Device
     dtype: str
-    """The dtype of the peak."""
+    """Dtype whose peak rate is used."""
     peak_flops: int
     bandwidth: int
     clock: str
     threads: int
     rows: tuple[MeasuredStage, ...]
     operators: tuple[MeasuredOperator, ...]
-    """Distinct calls, those with the longest total time first."""
+    """Distinct operator calls, longest total time first."""
     parts: tuple[MeasuredPart, ...] = ()
-    """Parts, the longest first."""
+    """Model parts, longest time first."""
     borders: tuple[ClockBorder, ...] = ()
-    """Settings from which the device limits the time; empty on a processor, and for a target without formulas."""
+    """Setting values from which stages are device-bound; empty on a processor or without formulas."""
 
     @property
     def name(self) -> str:
-        """``TARGET at WORKLOAD on DEVICE``."""
+        """Return ``TARGET at WORKLOAD on DEVICE``."""
         return f"{self.target.title} at {self.workload.name} on {self.device.name}"
 
     @property
     def predicted(self) -> bool:
-        """Return whether only operators in isolation ran, so that times of stages are predictions."""
+        """Return whether only isolated operators ran, so that the times of stages are predictions."""
         return all(row.measured is None for row in self.rows)
 
     @property
@@ -337,28 +337,28 @@ class Measurement:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Return a text for each impossible time, of a stage or part below its bound: ``page sam: ran at ...``."""
+        """Return a text for each stage or part whose time is below its bound: ``page sam: ran at ...``."""
         places = [(f"{row.run} {row.stage}", row.wrong) for row in self.rows]
         places += [(f"{part.run} {part.stage} {part.part}", part.wrong) for part in self.parts]
         return tuple(f"{place} {wrong}" for place, wrong in places if wrong)
 
     @property
     def exit_code(self) -> int:
-        """1 if a time is impossible, 3 if something that runs has no known cost or could not be timed."""
+        """Return 1 if a time is impossible, 3 if an operator has no known cost or could not be timed, else 0."""
         if self.wrong:
             return EXIT_FINDINGS
         return EXIT_INCOMPLETE if any(row.split is None for row in self.rows) else EXIT_OK
 
 
 def median_error(found: Iterable[MeasuredStage]) -> Fraction:
-    """Return the median relative error of predictions (the larger of two middle ones); 0 without predictions."""
+    """Return the median relative error of predictions (the larger of two middle values); 0 without predictions."""
     errors = sorted(row.error for row in found if row.error is not None)
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)
 class StageVariants:
-    """Times of stages as CUDA graphs or compiled; a stage that was not tried in a form has no entry."""
+    """Times of stages as CUDA graphs or compiled; stages that were not run in a form have no entry."""
 
     graph: Mapping[TimePlace, VariantTime]
     compiled: Mapping[TimePlace, VariantTime]
@@ -377,7 +377,7 @@ def stage_times(
     eager: EagerCalls | None = None,
     variants: StageVariants | None = None,
 ) -> tuple[MeasuredStage, ...]:
-    """Return the times of every stage that was timed, or whose operators were timed in isolation.
+    """Return the times of every stage that was timed or whose operators were timed in isolation.
 
     Args:
         forwards: run -> the costs of that forward.
@@ -437,19 +437,19 @@ def stage_times(
 
 
 def _spared_bytes(nodes: Iterable[CostNode], routed: Mapping[str, int]) -> int:
-    """Return the counted bytes of experts that not every routing reads."""
+    """Return the counted bytes of expert weights that some routings do not read."""
     here = [node for node in nodes if node.module in routed]
     counted = sum(node.cost("weight_read_bytes") or 0 for node in here)
     return max(0, counted - sum((node.cost("calls") or 0) * routed[node.module] for node in here))
 
 
 def _share(work: int | None, nanoseconds: int | None, best: int) -> Rational | None:
-    """Return the achieved rate (work per nanosecond) as a fraction of the best rate."""
+    """Return an achieved rate (work per nanosecond) as a fraction of the peak rate."""
     return None if work is None or nanoseconds is None else str(Fraction(work * _NANO, max(1, nanoseconds) * best))
 
 
 def _roofs(nodes: Iterable[CostNode], of: Roof, arithmetic: Arithmetic) -> dict[str, WorkBound]:
-    """Return module -> its roofline bound."""
+    """Return the roofline bound of each module, by module."""
     modules: dict[str, list[CostNode]] = {}
     for node in nodes:
         modules.setdefault(node.module, []).append(node)
@@ -468,7 +468,7 @@ def part_times(
     routed: Mapping[str, int] = NO_EXPERTS,
     times: Mapping[TimePlace, Sequence[int]] = NOT_RUN,
 ) -> tuple[MeasuredPart, ...]:
-    """Return the times of every part of each stage and forward; unknown times first, then the longest.
+    """Return the times of every model part in each stage and forward, unknown ones first, then the longest.
 
     Args:
         forwards: run -> the costs of that forward.
@@ -506,7 +506,7 @@ def part_times(
 
 
 def _impossibility(floor: WorkBound, spent: int | None, replay: int | None = None, *, form: str = "") -> str:
-    """Return why a measured time is impossible, or an empty text if it is possible.
+    """Return the reason why a measured time is impossible; empty if it is possible.
 
     Args:
         floor: the bound.

@@ -1,4 +1,4 @@
-"""Bound the memory of a run: bytes that it certainly holds, and an upper bound of all others.
+"""Bound the memory of a run from below by known bytes, and from above by a bound on all other bytes.
 
 Weights, registered buffers, and the cache (keys, values and states) at the end of the run, including a cache given as
 input, are certain. For activations the formulas give an upper bound (:func:`activations`): every tensor that crosses a
@@ -63,24 +63,27 @@ _EXIT: Final[dict[FitVerdict, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Memory that a stage adds to a run; ``None`` is unknown."""
+    """Memory that a stage adds to a run; ``None`` means unknown."""
 
     id: str
     cache_bytes: int | None
-    """Bytes that its calls add to the cache."""
+    """Bytes that the stage's calls add to the key/value cache."""
     activations_bytes: int | None
-    """Upper bound of one call without the cache; for decode, the last step. ``None``: no formulas bound it."""
+    """Upper bound of one call's activations without the cache; for decode, of the last step.
+
+    ``None`` if no formulas bound it.
+    """
     peak_bytes: int | None = None
-    """The largest known eager peak of its calls, without their arguments; ``None``: none is known."""
+    """Largest known eager peak of the stage's calls, without their arguments; ``None`` if none is known."""
     peaks_bytes: int | None = None
-    """Sum of the eager peaks of all calls and parts, with arguments; ``None``: one is not known."""
+    """Sum of the eager peaks of all calls and parts, with arguments; ``None`` if any is unknown."""
     live_bytes: int | None = None
-    """Live peak of its largest call: cache, arguments and results included; ``None``: not known."""
+    """Live peak of the stage's largest call, with cache, arguments and results; ``None`` if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """Bytes held by a run at one value of a setting."""
+    """Bytes of a run's memory at one value of a setting."""
 
     at: int
     bytes: int
@@ -92,12 +95,12 @@ class MemoryLimit:
 
     setting: str
     held: HeldKind
-    """The kinds of memory that no longer fit together.
+    """Kinds of memory that together exceed the limit.
 
     The graph peak is the largest of those that a capture has as expressions, without arguments.
     """
     outcome: ThresholdOutcome
-    """``never``: it fits at every value. ``refused``: the model does not accept :attr:`at`."""
+    """``never``: every value fits; ``refused``: the model rejects :attr:`at`; ``from``: :attr:`at` does not fit."""
     at: int | None
     points: tuple[MemoryPoint, ...]
     """The last accepted value that fits and the first that does not.
@@ -109,25 +112,25 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Memory of ranks that are equal; ``None`` is unknown."""
+    """Memory of a set of ranks with equal memory; ``None`` means unknown."""
 
     ranks: tuple[int, ...]
     weights_bytes: int | None
     cache_bytes: int | None
     live_bytes: int | None
     most_bytes: int | None
-    """As :attr:`Fits.most_bytes`."""
+    """Upper bound of the memory, as :attr:`Fits.most_bytes`."""
     verdict: FitVerdict
 
 
 @dataclass(frozen=True, slots=True)
 class MeshTried:
-    """A mesh that the search for the smallest one that fits has tried."""
+    """A mesh that was tried in the search for the smallest one that fits."""
 
     tp: int
     ep: int
     verdict: FitVerdict | None
-    """``None``: the model cannot be split like this."""
+    """Verdict on this mesh; ``None`` if the model cannot be split this way."""
     weights_bytes: int | None
     why: str = ""
     """Reason why the model cannot be split."""
@@ -135,7 +138,7 @@ class MeshTried:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """The memory of a run, compared with a limit."""
+    """Memory of a run, compared with the memory of a device."""
 
     conventions: Conventions
     target: TargetInfo
@@ -145,110 +148,110 @@ class Fits:
     memory_bytes: int
     source: str
     weights_bytes: int | None
-    """Parameters of the stages that the run has, in its dtype; ``None``: not known, as of a format without a layout."""
+    """Bytes of the parameters that the run needs, in its dtype; ``None`` if unknown, as for an unknown format."""
     cache_bytes: int | None
-    """The cache at the end of the run."""
+    """Bytes of the key/value cache at the end of the run."""
     activations_bytes: int | None
-    """The upper bound of activations, as the module's docstring states it."""
+    """Upper bound of activations; see the module docstring."""
     peak_bytes: int | None
-    """The largest known :attr:`StageMemory.peak_bytes` of the stages; ``None``: none is known."""
+    """Largest known :attr:`StageMemory.peak_bytes` of any stage; ``None`` if none is known."""
     stages: tuple[StageMemory, ...]
     limits: tuple[MemoryLimit, ...]
     stored_bytes: int | None = None
-    """The weights as a quantised checkpoint stores them; ``None``: it is not quantised, or its layout is not known."""
+    """Bytes of weights as stored in a quantised checkpoint; ``None`` for other checkpoints or unknown layouts."""
     stored_format: str = ""
-    """The formats that :attr:`stored_bytes` is for."""
+    """Formats of the weights in :attr:`stored_bytes`."""
     unpacked_bytes: int | None = None
-    """The largest quantised matrix in the dtype of the run, which a kernel may unpack before it multiplies.
+    """Bytes of the largest quantised matrix in the run's dtype, which a kernel may unpack before it multiplies.
 
     Of ranks that store parts of parameters: the most gathered parameters at once.
     """
     buffers_bytes: int | None = None
-    """All registered buffers of the model, persistent or not; ``None``: not known."""
+    """Bytes of all registered buffers of the model, persistent or not; ``None`` if unknown."""
     attributes_bytes: int = 0
-    """Memory of tensors that are plain attributes of modules, neither parameters nor buffers, from 1 MB on."""
+    """Bytes of tensors that are plain attributes of modules, not parameters or buffers, if at least 1 MB."""
     live_bytes: int | None = None
-    """The largest :attr:`StageMemory.live_bytes`; ``None``: one is not known."""
+    """Largest :attr:`StageMemory.live_bytes` of any stage; ``None`` if any is unknown."""
     live_source: Literal["formula", "graph"] = "formula"
-    """Where the live peak comes from: a formula, or an exported graph where there is no formula."""
+    """Origin of the live peak: a formula, or an exported graph if there is no formula."""
     last_logits_bytes: int | None = None
-    """The same with logits of the last position only; ``None``: not known, or the run computes no others."""
+    """Live peak with logits of the last position only; ``None`` if unknown, or if the run computes only these."""
     token_bytes: int | None = None
-    """Bytes that one more token of text adds to the cache of a sequence; ``None``: not known."""
+    """Cache bytes that one more text token adds to one sequence; ``None`` if unknown."""
     held_cache_bytes: int | None = None
-    """The most that a call holds of a cache in blocks, waste included; ``None``: the cache is not kept in blocks."""
+    """Most bytes of cache blocks in any call, with unused ones; ``None`` for a cache without blocks."""
     cache_waste_bytes: int | None = None
-    """Part of :attr:`held_cache_bytes` that no token uses."""
+    """Bytes of :attr:`held_cache_bytes` that no token uses."""
     blocked_live_bytes: int | None = None
-    """The largest live peak of a stage with the blocks of its cache: an upper bound. ``None``: not known, or no blocks.
+    """Upper bound of the largest live peak including cache blocks; ``None`` if unknown or without blocks.
 
     A layer takes its blocks when it writes.
     """
     reserve_bytes: int = 0
-    """Part of the memory that is left to the runtime, as the caller asked; :attr:`memory_bytes` is without it."""
+    """Bytes of the device that the caller reserves for the runtime; :attr:`memory_bytes` excludes them."""
     notes: tuple[str, ...] = ()
-    """Notes of the sources on how they counted and on work that they omitted."""
+    """Notes of the sources on their counting and on work that they omitted."""
     rank: int | None = None
-    """The rank of several devices that all bytes and limits are of; ``None``: the run is on one device."""
+    """Rank to which all bytes and limits belong; ``None`` if the run is on one device."""
     binding_ranks: tuple[int, ...] = ()
-    """The ranks that hold the most weights and cache, by the formulas; empty on one device or without formulas."""
+    """Ranks with the most bytes of weights and cache by the formulas; empty on one device or without formulas."""
     ranks: tuple[RankMemory, ...] = ()
-    """All ranks, those that hold most first; empty on one device, for a named rank, and without formulas."""
+    """Memory of all ranks, largest first; empty on one device, for a named rank, and without formulas."""
     count: int | None = None
-    """Devices among which a mesh was searched; ``None``: the run names its mesh."""
+    """Number of devices for which a mesh was searched; ``None`` if the run names its mesh."""
     tried: tuple[MeshTried, ...] = ()
-    """The meshes that were tried; the last fits, or none does."""
+    """Meshes that were tried in order; only the last one may fit."""
 
     @property
     def name(self) -> str:
-        """``TARGET at WORKLOAD``, and the device, or ``8 x DEVICE``."""
+        """Return ``TARGET at WORKLOAD`` with the device, or ``8 x DEVICE``."""
         ranks = self.workload.mesh.world
         many = f"{ranks} x " if ranks > 1 else ""
         return f"{self.target.title} at {self.workload.name}" + (f" on {many}{self.device.name}" if self.device else "")
 
     @property
     def held_weights(self) -> int | None:
-        """Bytes of weights in memory: in their stored layout if it is known, else in the dtype of the run."""
+        """Return the bytes of weights in memory, in the stored layout if known, else in the run's dtype."""
         return self.weights_bytes if self.stored_bytes is None else self.stored_bytes
 
     @property
     def is_known(self) -> bool:
-        """Return whether the bytes of weights and cache are in the format of the checkpoint."""
+        """Return whether the bytes of weights and cache are for the checkpoint's own formats."""
         return not {*cache_counted(self.target, self.workload).quantised} - (
             set() if self.stored_bytes is None else {"weights"}
         )
 
     @property
     def is_live_exact(self) -> bool:
-        """Whether the live peak is exact; with a cache in fewer bits than the run has, it is an upper bound."""
+        """Return whether the live peak is exact, and not an upper bound due to a cache with fewer bits than the run."""
         return KV_DTYPE not in self.workload.inputs
 
     @property
     def planned_cache_bytes(self) -> int | None:
-        """Bytes of the cache in memory: in blocks if it is kept in blocks, else at the end of the run."""
+        """Return the cache bytes to plan for: those of its blocks, or without blocks those at the end of the run."""
         return self.cache_bytes if self.held_cache_bytes is None else self.held_cache_bytes
 
     @property
     def certain_bytes(self) -> int | None:
-        """Bytes of weights and cache, and of buffers where these are known."""
+        """Return the bytes of weights and cache, and of buffers if known."""
         return exact_sum((self.lasting_bytes, self.planned_cache_bytes))
 
     @property
     def lasting_bytes(self) -> int | None:
-        """Bytes of weights, attributes, and buffers if they are known: allocated before and after the run."""
+        """Return the bytes allocated before and after the run: weights, attributes, and buffers if known."""
         if self.held_weights is None:
             return None
         return self.held_weights + (self.buffers_bytes or 0) + self.attributes_bytes
 
     @property
     def bound_bytes(self) -> int | None:
-        """Weights, buffers, cache, the upper bound of activations, and an unpacked matrix."""
+        """Return the sum of weights, buffers, cache, upper bound of activations, and an unpacked matrix."""
         parts = (self.held_weights, self.buffers_bytes, self.planned_cache_bytes, self.activations_bytes)
         return exact_sum((*parts, self.unpacked_bytes or 0, self.attributes_bytes))
 
     @property
     def least_bytes(self) -> int | None:
-        """Lower bound of the peak: weights, buffers, and the cache or the largest known peak."""
+        """Return a lower bound of the memory peak: weights and buffers, plus cache or largest known peak."""
         if self.certain_bytes is None or self.lasting_bytes is None:
             return None
         live = self.live_bytes if self.is_live_exact else None
@@ -256,12 +259,12 @@ class Fits:
 
     @property
     def peaks_bytes(self) -> int | None:
-        """Sum of the peaks of all stages; ``None`` if one is unknown."""
+        """Return the sum of the peaks of all stages; ``None`` if any is unknown."""
         return exact_sum(s.peaks_bytes for s in self.stages)
 
     @property
     def most_bytes(self) -> int | None:
-        """Upper bound: weights, buffers, an unpacked matrix, and the live peak or the sum of all peaks.
+        """Return an upper bound: weights, buffers, unpacked matrix, and the live peak or the sum of all peaks.
 
         If neither is known, :attr:`bound_bytes`.
         """
@@ -274,7 +277,7 @@ class Fits:
 
     @property
     def verdict(self) -> FitVerdict:
-        """``does not fit`` if the lower bound is too large, ``fits`` if the upper bound is not, else ``not known``.
+        """Return ``fits`` if the upper bound fits, ``does not fit`` if the lower bound does not, else ``not known``.
 
         Memory of the runtime itself is not included. The bytes of a quantised checkpoint may not be known.
         """
@@ -286,7 +289,7 @@ class Fits:
 
     @property
     def exit_code(self) -> int:
-        """0 fits, 1 does not fit, 3 not known."""
+        """Return 0 for fits, 1 for does not fit, 3 for not known."""
         return _EXIT[self.verdict]
 
 
@@ -317,12 +320,12 @@ def parse_size(text: str, where: str) -> int:
 
 _MASK_BYTES: Final = "(3*b + 4)*"
 _MASKS: Final = "B*S**2"
-"""Elements of masks in a call with B sequences of S tokens; each has at most 3 b + 4 bytes."""
+"""Formula of the mask elements in a call with B sequences of S tokens; each takes at most 3 b + 4 bytes."""
 _ATTENTION: Final = "attention"
 _PAST_MASKS: Final = "B*S*C"
-"""Elements that masks have in addition if C tokens are in the cache before the call."""
+"""Formula of additional mask elements if C tokens are in the cache before the call."""
 _SCORE_BYTES: Final = 13
-"""Bytes per head, query and key of unfused attention, for its scores."""
+"""Bytes per head, query and key that the scores of unfused attention take."""
 _KEY_BYTES: Final = 12
 """Bytes per element of a query or a key in unfused attention."""
 _VALUE_BYTES: Final = 8
@@ -330,11 +333,11 @@ _VALUE_BYTES: Final = 8
 _PROMPT: Final = ("S", "S")
 _CHUNK: Final = ("S", "(C + S)")
 _LAST_STEP: Final = ("1", "(P + N)")
-"""Numbers of queries and keys of the last call in a series of decode steps."""
+"""Numbers of queries and keys of the last decode step, as formulas."""
 
 
 def activations(element: int, stage: str | None = None, rows: int = 0) -> FormulaSum:
-    """Return the upper bound of activation bytes for one call of a stage, or for all stages; for decode, its last step.
+    """Return the upper bound of activation bytes of one call in a stage (or any); for decode, of the last step.
 
     Args:
         element: bytes per element.
@@ -364,7 +367,7 @@ def activations(element: int, stage: str | None = None, rows: int = 0) -> Formul
 def unfused_attention(
     side: Baseline, sizes: Mapping[tuple[str, str], Mapping[str, int]], stage: str | None = None
 ) -> FormulaSum:
-    """Return the bytes that latent attention under sdpa holds beyond a fused kernel; for decode, in its last step.
+    """Return the bytes that latent attention takes under sdpa beyond a fused kernel; for decode, in the last step.
 
     torch's fused CPU kernel requires queries, keys and values of one width. If the values have another width,
     as in latent attention, ``scaled_dot_product_attention`` falls back to separate operators, in float32 for 16-bit
@@ -399,23 +402,23 @@ def unfused_attention(
 
 
 def row_kinds_in(values: Mapping[str, int]) -> int:
-    """Return the number of kinds of rows of a batch whose sums are among the values of a call's symbols."""
+    """Return the number of kinds of batch rows, from the names of a call's symbols."""
     return sum(name.startswith("SS_") for name in values)
 
 
 def _row_bytes(kind: int, width: str, value: str) -> str:
-    """Return the formula of the bytes that one layer holds for all rows of a kind."""
+    """Return the formula of the activation bytes that one layer takes for all batch rows of a kind."""
     scores = f"{_SCORE_BYTES}*(SS_{kind} + SC_{kind})"
     return f"text_heads*({scores} + (2*S_{kind} + C_{kind})*({_KEY_BYTES}*({width}) + {_VALUE_BYTES}*{value}))"
 
 
 def _widths_differ(values: Mapping[str, int]) -> bool:
-    """Return whether values of latent attention have another width than queries and keys."""
+    """Return whether the values of latent attention differ in width from queries and keys."""
     return "text_value" in values and values["text_nope"] + values["text_rope"] != values["text_value"]
 
 
 def _layer_bytes(queries: str, keys: str, width: str, value: str) -> str:
-    """Return the formula of the bytes that one layer holds in a call."""
+    """Return the formula of the activation bytes that one layer takes in a call."""
     scores = f"{_SCORE_BYTES}*{queries}*{keys}"
     rows = f"({queries} + {keys})*({_KEY_BYTES}*({width}) + {_VALUE_BYTES}*{value})"
     return f"B*text_heads*({scores} + {rows})"

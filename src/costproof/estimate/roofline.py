@@ -1,4 +1,4 @@
-"""Compute lower bounds of a run's time on a device, from the device's figures. They are not predictions.
+"""Compute lower bounds, not predictions, of a run's time on a device, from the device's figures.
 
 A piece of work takes at least as long as its products and its memory traffic:
 
@@ -48,37 +48,38 @@ from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import TargetInfo, Workload, cache_counted, weights_counted
 
 Rational = str
-"""An exact number as ``fractions.Fraction`` writes and reads it: ``3/4``, ``12``."""
+"""An exact number in the text form of ``fractions.Fraction``: ``3/4``, ``12``."""
 BoundSide = Literal["compute", "memory"]
 ThresholdOutcome = Literal["from", "never", "refused", "not solved"]
 LASTING: Final[tuple[Metric, ...]] = ("weight_read_bytes", "kv_read_bytes", "kv_cache_bytes")
-"""Metrics of bytes that are in memory before or after a call, and so move in every implementation."""
+"""Metrics of bytes that are in memory before or after a call, so that every implementation moves them."""
 NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkBound:
-    """Lower bounds of the time of some work; ``None`` is unknown."""
+    """Lower bounds of the time of some work; ``None`` means unknown."""
 
     flops: int | None
     """Headline FLOPs."""
     bytes: int | None
     compute_s: Rational | None
-    """Seconds of its products at their peaks."""
+    """Seconds of the matrix products at peak rates."""
     memory_s: Rational | None
-    """Seconds of its bytes at the bandwidth."""
+    """Seconds of the bytes moved at the device's bandwidth."""
     seconds: Rational | None
-    """The larger of the two; for pieces one after another, the sum of theirs."""
+    """The larger of compute and memory time; for work that runs one after another, the sum of these maxima."""
     bound: BoundSide | None
-    """Which of the two is larger; ``compute`` if they are equal."""
+    """The larger time, ``compute`` or ``memory``; ``compute`` if both are equal."""
     intensity: Rational | None
-    """Operational intensity in FLOP per byte; ``None`` also if no byte moves."""
+    """Operational intensity in FLOP per byte; ``None`` also if no bytes move."""
     least: ByDtype | None = None
-    """dtype -> FLOPs that every implementation has, which :attr:`compute_s` is based on; ``None``: all of
-    :attr:`flops`, in the dtype of the roofline.
+    """FLOPs by dtype that every implementation needs, the basis of :attr:`compute_s`.
+
+    ``None``: all of :attr:`flops`, in the dtype of the roofline.
     """
     kept: int | None = None
-    """Headline FLOPs without those of scores that a mask hides; ``None``: the source does not count them."""
+    """Headline FLOPs without those of masked scores; ``None`` if the source does not count them."""
 
     @property
     def taken(self) -> int | None:
@@ -88,7 +89,7 @@ class WorkBound:
 
 @dataclass(frozen=True, slots=True)
 class PartBound:
-    """Time bounds of a part of the model in a stage; equal layers are one part."""
+    """Time bounds of a model part in a stage; equal layers form one part."""
 
     stage: str
     part: str
@@ -101,20 +102,20 @@ class StageBound:
 
     id: str
     modules: WorkBound
-    """Its modules, one after another."""
+    """Bound of the stage's modules, which run one after another."""
     compute_bound_s: Rational | None
-    """Seconds of :attr:`modules` in parts that are bound by compute; the others are bound by memory."""
+    """Seconds of :attr:`modules` in compute-bound parts; all others are memory-bound."""
     floor: WorkBound
-    """The products that every implementation has, and the compulsory traffic."""
+    """Bound of the products that every implementation needs and of the compulsory traffic."""
     unfused: WorkBound | None = None
-    """As :attr:`modules`, with the bytes of every operator; ``None`` if the source does not count them."""
+    """Bound like :attr:`modules` with the bytes of every operator; ``None`` if the source does not count these."""
     full: WorkBound | None = None
-    """As :attr:`floor`, with all headline FLOPs and all counted experts; ``None`` if the bound is the same."""
+    """Bound like :attr:`floor` with all headline FLOPs and counted experts; ``None`` if it is the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPoint:
-    """Both compared quantities at one value of a setting."""
+    """Values of two compared quantities at one value of a setting."""
 
     at: int
     left: Rational
@@ -123,7 +124,7 @@ class ThresholdPoint:
 
 @dataclass(frozen=True, slots=True)
 class BottleneckThreshold:
-    """The value of a setting from which another resource limits the time, with all other settings unchanged."""
+    """Setting value from which another resource limits the time, with all other settings unchanged."""
 
     stage: str
     setting: str
@@ -132,28 +133,31 @@ class BottleneckThreshold:
     right: str
     unit: Literal["s", "FLOP", "B"]
     outcome: ThresholdOutcome
-    """``refused``: the model does not accept :attr:`at`; ``never``: no value; ``not solved``: not known."""
+    """``from``: from :attr:`at` on; ``refused``: the model rejects :attr:`at`; ``never``; ``not solved``."""
     at: int | None
-    """The first value at which the left side is larger."""
+    """First setting value at which the left quantity is larger."""
     points: tuple[ThresholdPoint, ...]
-    """The last accepted value before it and, unless it is refused, this one; without either, the workload's own."""
+    """Values around the threshold: the last accepted one before, and :attr:`at` unless refused.
+
+    Without either, the workload's own value.
+    """
     why: str = ""
-    """Reason of ``refused`` and ``not solved``."""
+    """Reason for the outcomes ``refused`` and ``not solved``."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnpackingTime:
-    """Vector work of the format of quantised weights in a stage; in no bound, since kernels may fuse or avoid it."""
+    """Vector FLOPs of unpacking a stage's quantised weights; in no bound, since kernels may fuse or avoid them."""
 
     stage: str
     flops: int | None
     seconds: Rational | None
-    """FLOPs divided by the peak of the device's vector units, no bound; ``None`` if no source gives that peak."""
+    """FLOPs / peak of the device's vector units, not a bound; ``None`` if no source gives that peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The bounds of a run on a device."""
+    """The time bounds of a run on a device."""
 
     conventions: Conventions
     target: TargetInfo
@@ -161,51 +165,53 @@ class Roofline:
     environment: dict[str, str]
     device: Device
     dtype: str
-    """The dtype of the peak."""
+    """Dtype whose peak rate is used."""
     peak_flops: int
     bandwidth: int
     source: str
-    """Name of the source whose counts these are."""
+    """Name of the source that counted the run."""
     run: StageBound
     stages: tuple[StageBound, ...]
     parts: tuple[PartBound, ...]
     borders: tuple[BottleneckThreshold, ...]
     routing: Routing = "bound"
-    """Experts that a call reads: at most min(E, T k), the mean of uniform routing, or those of a given routing."""
+    """Experts that a call reads: ``bound`` for min(E, T k), ``uniform`` for the mean, ``given`` for a routing file."""
     experts: tuple[TouchedExperts, ...] = ()
-    """Experts that each layer touches, unless :attr:`routing` is the bound."""
+    """Number of experts that each layer reads, unless :attr:`routing` is ``bound``."""
     math: str = ""
-    """The requested dtype, or that of most products; :attr:`dtype` differs if the peak of another dtype bounds it."""
+    """Requested dtype, or that of most products; :attr:`dtype` differs if another dtype's peak bounds it."""
     peaks: dict[str, int] = field(default_factory=dict)
-    """FLOP per second of the other dtypes in which products are multiplied; products of missing dtypes take no time."""
+    """FLOP per second by other dtype of products; products in a dtype without a peak take no time."""
     kept: bool = True
-    """Whether the counts contain the products that other implementations skip, and the class runs no more experts than
-    its configuration names; if not, the floor includes such work.
+    """Whether avoidable work is counted separately, so that the floor excludes it.
+
+    The counts then contain the products that other implementations skip, and the class runs no more experts than its
+    configuration names; if not, the floor includes such work.
     """
     notes: tuple[str, ...] = ()
-    """Notes of the sources on how they counted and on work that they omitted."""
+    """Notes of the sources on their counting and on work that they omitted."""
     stored: bool = False
-    """Whether bytes and arithmetic of weights are those of the quantised checkpoint."""
+    """Whether bytes and arithmetic of weights are those of the quantised checkpoint as stored."""
     links: LinkBounds | None = None
-    """Bounds with communication; ``None``: on one device, or no rate of the links is known."""
+    """Time bounds including communication; ``None`` on one device, or if no bandwidth between devices is known."""
     unpacking: tuple[UnpackingTime, ...] = ()
-    """Of each stage, if the bounds are those of quantised weights as stored."""
+    """Work of unpacking weights by stage, if the bounds are for quantised weights as stored."""
 
     @property
     def name(self) -> str:
-        """``TARGET at WORKLOAD on DEVICE``, or on ``8 x DEVICE``."""
+        """Return ``TARGET at WORKLOAD on DEVICE``, or on ``8 x DEVICE``."""
         ranks = self.workload.mesh.world
         many = f"{ranks} x " if ranks > 1 else ""
         return f"{self.target.title} at {self.workload.name} on {many}{self.device.name}"
 
     @property
     def exit_code(self) -> int:
-        """3 if a cost is not known or the checkpoint is quantised, else 0."""
+        """Return 3 if a cost is unknown or the checkpoint is quantised, else 0."""
         return EXIT_INCOMPLETE if self.run.modules.seconds is None or self.as_counted.quantised else EXIT_OK
 
     @property
     def as_counted(self) -> TargetInfo:
-        """Return the target without the stored formats that the bounds already include."""
+        """Return the target description without the stored formats that the bounds already include."""
         found = cache_counted(self.target, self.workload)
         return weights_counted(found) if self.stored else found
 
@@ -214,11 +220,11 @@ ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 9), type=Roofl
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100
-"""Upper limit of a number, above every cost that a capture may have."""
+"""Upper limit of numbers in a file, above every cost that a capture may have."""
 
 
 def roofline_in(data: object, where: str) -> Roofline:
-    """Return the roofline stored in the data of a file, after recomputing and checking its bounds.
+    """Return the roofline stored in a file's data, after recomputing and checking its bounds.
 
     Raises:
         BadInput, Problems: it is not a roofline, is damaged, or contradicts itself.
@@ -313,23 +319,23 @@ def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """The figures of a device from which time bounds follow: peaks and bandwidth."""
+    """The device figures from which time bounds follow: peak rates and bandwidth."""
 
     flops: int
-    """FLOP per second."""
+    """Peak rate of the main dtype in FLOP per second."""
     bandwidth: int
-    """Bytes per second."""
+    """Memory bandwidth in bytes per second."""
     dtype: str = ""
-    """The dtype of :attr:`flops`."""
+    """Dtype whose peak :attr:`flops` is."""
     math: str = ""
-    """The dtype of the products that have this peak."""
+    """Dtype of the products that :attr:`flops` bounds."""
     peaks: Mapping[str, int] = field(default_factory=dict)
-    """FLOP per second of products of other dtypes; those of missing dtypes take no time."""
+    """Peak rate by other dtype in FLOP per second; products in a dtype without a peak take no time."""
 
     def bound(
         self, flops: int | None, moved: int | None, least: ByDtype | None = None, kept: int | None = None
     ) -> WorkBound:
-        """Return the time bound of one piece of work.
+        """Return the time bound of work with these FLOPs and bytes.
 
         Args:
             flops: headline FLOPs.
@@ -351,11 +357,11 @@ class Roof:
         return sum((Fraction(n, peaks[dtype]) for dtype, n in least.items() if dtype in peaks), Fraction(0))
 
     def work(self, work: DtypeWork, moved: int | None) -> WorkBound:
-        """Return the time bound of some FLOPs by dtype and some bytes."""
+        """Return the time bound of work with FLOPs by dtype, and bytes."""
         return self.bound(work.flops, moved, work.least, work.kept)
 
     def one_after_another(self, parts: Iterable[WorkBound]) -> WorkBound:
-        """Return the time bound of pieces that run strictly one after another: the sum."""
+        """Return the time bound of work that runs strictly one after another, which is the sum of the bounds."""
         every = list(parts)
         least = Counter[str]()
         for p in every:
@@ -374,7 +380,7 @@ class Roof:
 
 
 def roof(device: Device, dtype: str) -> Roof:
-    """Return the roofline of a device: the dense peak of each dtype, or of a narrower one if that is not known.
+    """Return the roofline of a device, with the dense peak of each dtype or, if unknown, of a narrower one.
 
     torch runs float32 convolutions and recurrent layers in TF32 by default (``torch.backends.cudnn.allow_tf32``), and
     its fused attention computes a float32 product as three TF32 products, so that the faster of the two ways bounds
@@ -409,13 +415,13 @@ def roof(device: Device, dtype: str) -> Roof:
 
 
 def unpacking_time(device: Device, stage: str, flops: int | None) -> UnpackingTime:
-    """Return the vector work of quantised weights in a stage, and its FLOPs divided by the device's vector peak."""
+    """Return the vector FLOPs of unpacking a stage's weights, and their time at the device's vector peak."""
     peak = device.vector_peak
     return UnpackingTime(stage, flops, None if flops is None or peak is None else _write(Fraction(flops, peak.flops)))
 
 
 def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Metric] = NEEDED) -> tuple[str, Folded]:
-    """Return the named source, or the first one that has all needed metrics, with its counts.
+    """Return the named source, or the first source with all needed metrics, and its counts.
 
     Raises:
         BadInput: there is no such source.
@@ -439,7 +445,7 @@ def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Me
 def bounds(
     folded: Folded, of: Roof, arithmetic: Arithmetic, *, routed: bool = False
 ) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
-    """Return the time bounds of the whole run, of its stages, and of their parts.
+    """Return the time bounds of the whole run, of its stages, and of their model parts.
 
     Args:
         folded: the counts.
@@ -486,7 +492,7 @@ def bounds(
 
 
 def _spared_experts(rows: Sequence[Mapping[Metric, int | None]]) -> int | None:
-    """Return the bytes of expert weights read in a stage, beyond the experts of a single token per call."""
+    """Return the expert weight bytes read in a stage beyond the experts of one token per call."""
     calls = min((costs["calls"] or 0 for costs in rows if costs.get("calls")), default=0)
     spared = []
     for costs in rows:
@@ -504,19 +510,19 @@ def _spared_experts(rows: Sequence[Mapping[Metric, int | None]]) -> int | None:
 
 
 def _without(moved: int | None, spared: Iterable[int | None]) -> int | None:
-    """Return the bytes without those that need not move; 0 if the latter are unknown."""
+    """Subtract the bytes that need not move from the bytes moved; 0 if the former are unknown."""
     gone = exact_sum(spared)
     return None if moved is None else 0 if gone is None else max(0, moved - gone)
 
 
 def peaks_of(of: Roof, run: StageBound) -> dict[str, int]:
-    """Return dtype -> peak rate, for peaks besides the main one that some work of the run uses."""
+    """Return the peak rates besides the main one that some work of the run uses, by dtype."""
     used = dtypes((run.modules.least, run.floor.least, None if run.full is None else run.full.least))
     return {dtype: of.peaks[dtype] for dtype in sorted(used) if dtype in of.peaks}
 
 
 def _waiting(parts: Iterable[WorkBound]) -> Rational | None:
-    """Return the seconds spent in parts that are compute-bound."""
+    """Return the seconds spent in compute-bound parts."""
     return _write(add_seconds("0" if p.bound == "memory" else p.seconds for p in parts))
 
 
@@ -538,7 +544,7 @@ def _bound(
 
 
 def add_seconds(values: Iterable[Rational | None]) -> Fraction | None:
-    """Return the sum of some seconds, or ``None`` if one is unknown."""
+    """Return the sum of times in seconds, or ``None`` if any is unknown."""
     whole = Fraction(0)
     for value in values:
         if value is None:

@@ -1,4 +1,4 @@
-"""Replace the upper bound of expert weight traffic by that of an assumed or given routing.
+"""Replace the upper bound of expert weight traffic by the traffic of an assumed or given routing.
 
 A token chooses k different experts out of E. T tokens together touch at most min(E, T k) experts, whatever the router
 does. If every choice of k experts is equally likely and tokens choose independently, a token leaves out one given
@@ -34,9 +34,9 @@ from costproof.ledger.node import CostNode, Ledger, exact_sum
 
 Routing = Literal["bound", "uniform", "given"]
 ROUTINGS: Final[tuple[Routing, ...]] = ("bound", "uniform")
-"""Routings that need no file."""
+"""Names of the routing assumptions that need no file."""
 EXPERTS: Final = "experts"
-"""Last word of the role of a layer's routed experts."""
+"""Last component of the role of a layer's routed experts."""
 READ: Final[Metric] = "weight_read_bytes"
 
 
@@ -51,12 +51,12 @@ class TouchedExperts:
     experts: int
     top_k: int
     tokens: int
-    """Tokens of one call."""
+    """Tokens per call."""
     calls: int
     touched: str
-    """Experts touched in a call, on average over the calls, exact: ``64*(1 - (29/32)**913)``, ``127/2``."""
+    """Mean number of experts that a call reads, as an exact text: ``64*(1 - (29/32)**913)``, ``127/2``."""
     bytes: int
-    """Weights that all calls read, rounded up to a whole byte."""
+    """Weight bytes that all calls read, rounded up."""
 
 
 def apply_routing(
@@ -65,7 +65,7 @@ def apply_routing(
     sizes: Mapping[tuple[str, str], Mapping[str, int]],
     routing: str | os.PathLike[str],
 ) -> tuple[Folded, Routing, tuple[TouchedExperts, ...]]:
-    """Return the counts of a run with the expert weights that a routing reads.
+    """Return the counts of a run in which only the expert weights that a routing reads are counted as read.
 
     Args:
         ledger: the formulas of the run, in symbols.
@@ -110,7 +110,7 @@ def no_formulas_error() -> BadInput:
 
 
 def _increase(costs: Mapping[Metric, int | None], metric: Metric, more: int | None) -> dict[Metric, int | None]:
-    """Add an amount to one metric, if the costs have it."""
+    """Return the costs with an amount added to one metric, if the costs have that metric."""
     return {m: exact_sum((x, more)) if m == metric else x for m, x in costs.items()}
 
 
@@ -143,7 +143,7 @@ def _touched_experts(
 
 
 def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Fraction, Fraction]:
-    """Write the weight bytes of all calls as a linear function of the number of experts that a call touches.
+    """Return the weight bytes of all calls as a linear function of the number of experts that a call reads.
 
     The formula contains min(experts, rows) as the bound of the experts that a call touches.
 
@@ -169,12 +169,12 @@ def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Frac
 
 
 def uniform_experts(experts: int, top_k: int, tokens: int) -> Fraction:
-    """Return E (1 - (1 - k/E)^T): the number of experts that uniform routing touches on average."""
+    """Return E (1 - (1 - k/E)^T), the mean number of experts that uniform routing of T tokens reads."""
     return experts * (1 - Fraction(experts - top_k, experts) ** tokens)
 
 
 def uniform_text(experts: int, top_k: int, tokens: int) -> str:
-    """Return :func:`uniform_experts` as an expression, since its exact value has as many digits as tokens."""
+    """Return :func:`uniform_experts` as an unevaluated text, since the exact value has as many digits as tokens."""
     left = Fraction(experts - top_k, experts)
     return f"{experts}*(1 - ({left})**{tokens})"
 
@@ -194,7 +194,7 @@ def check_stages(data: Any, stages: Iterable[str], where: str) -> None:
 def given_experts(
     data: Any, stage: str, place: tuple[int, int], sizes: tuple[int, int, int, int], where: str
 ) -> Fraction:
-    """Return the number of experts that a layer reads per call, averaged over the calls of a routing file.
+    """Return the mean number of experts that a layer reads per call, according to a routing file.
 
     Args:
         data: stage -> calls -> layers with experts -> tokens -> the numbers of the experts that the token passes.
@@ -230,7 +230,7 @@ def _list(value: Any, length: int, what: str, where: str) -> list[Any]:
 
 
 def _check_choice(row: Any, experts: int, top_k: int, where: str) -> None:
-    """Check the list of experts that a routing file has for one token."""
+    """Check the list of experts that a routing file gives for one token."""
     if (
         not isinstance(row, list)
         or len(row) != top_k
@@ -246,7 +246,7 @@ def _check_choice(row: Any, experts: int, top_k: int, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RoutedLayers:
-    """Identical mixture-of-experts layers of a model, and how their router chooses experts."""
+    """Sizes of identical mixture-of-experts layers, and rules by which their router selects experts."""
 
     layers: int
     experts: int
@@ -255,17 +255,17 @@ class RoutedLayers:
     inner: int
     """Inner width of an expert."""
     groups: int = 1
-    """Groups of consecutive experts."""
+    """Number of groups of consecutive experts."""
     best_groups: int = 1
-    """Groups to which the choices of a token are limited."""
+    """Number of groups from which the experts of a token are selected."""
 
     def nested(self, units: int) -> bool:
-        """Return whether groups and ``units`` equal shares of the experts are nested: one divides the other."""
+        """Return whether expert groups and ``units`` equal shares of the experts are nested: one divides the other."""
         group, share = self.experts // self.groups, self.experts // units
         return not (group % share and share % group)
 
     def reached(self, units: int) -> Fraction:
-        """Return the probability that a token reaches a given one of ``units`` nested shares of the experts.
+        """Return the probability that a token selects an expert in a given one of ``units`` nested, equal shares.
 
         Every set of :attr:`best_groups` groups is equally likely, and so is every set of ``top_k`` of their experts.
         """
@@ -279,24 +279,24 @@ class RoutedLayers:
         return 1 - missed / comb(among, self.top_k)
 
     def most_units(self, units: int) -> int:
-        """Return the most of ``units`` equal shares of the experts that a token can reach."""
+        """Return the maximum number of ``units`` equal shares of the experts in which a token selects an expert."""
         limit = self.best_groups * max(1, units // self.groups) if self.nested(units) else units
         return min(self.top_k, units, limit)
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchForm:
-    """A way in which a token gets to the experts of other ranks and its results back."""
+    """A method of sending tokens to the experts of other ranks and their results back."""
 
     name: str
     unit: Literal["batch", "expert", "rank", "node"]
-    """What gets a copy of its own: all ranks, each chosen expert, or each rank or node that holds a chosen expert."""
+    """Receiver of a separate copy of a token: all ranks, each selected expert, or each rank or node with one."""
     source: str
     header: int = 0
-    """Bytes before the hidden state of a copy."""
+    """Bytes before the hidden state in each copy of a token."""
 
     def copies(self, sizes: RoutedLayers, mesh: Mesh, *, uniform: bool) -> Fraction:
-        """Return the copies of a token that leave its rank, or its node: on average, or at most.
+        """Return the copies of a token that leave its rank or node: the mean for uniform routing, or the maximum.
 
         The most is reached if the token chooses none of its own rank's experts, unless it must.
         """
@@ -311,7 +311,7 @@ class DispatchForm:
 
 
 NODES_OF: Final = "h100-sxm"
-"""Device whose nodes the form by-node counts, since those of the run are not known yet."""
+"""Device whose node size the dispatch method by-node assumes, since the run's nodes are not known yet."""
 DISPATCHES: Final = (
     DispatchForm("all-gather", "batch", "vLLM all2all AgRsAll2AllManager, its default; TensorRT-LLM for few ranks"),
     DispatchForm("all-to-all", "expert", "transformers distributed.expert_parallel AllToAllEP"),
@@ -322,7 +322,7 @@ DISPATCHES: Final = (
 
 
 def node_size() -> int:
-    """Return the ranks of a node of :data:`NODES_OF`, as the file of the device states them."""
+    """Return the number of ranks per node of the device :data:`NODES_OF`, from its device file."""
     found = machine(NODES_OF).node
     assert found is not None
     return found.value
@@ -336,7 +336,7 @@ def fp8_bytes(hidden: int) -> int:
 def dispatch_rows(
     sizes: RoutedLayers, mesh: Mesh, tokens: Mapping[tuple[str, str], tuple[int, int, int]], item: int
 ) -> Iterator[Dispatch]:
-    """Yield what a rank sends and computes in each form of dispatch, for a uniform routing and as a bound of any.
+    """Yield the bytes and FLOPs of a rank for each dispatch method, with uniform routing and as a maximum.
 
     The gathered form is exact: its kernel gets all pairs of a token and an expert. In other forms a rank sends a slice
     of the tokens that it shares with those of its group along ``tp``.

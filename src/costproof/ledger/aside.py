@@ -22,15 +22,15 @@ from typing import BinaryIO, Final, cast
 from costproof.ledger.errors import BadInput
 
 ASIDE: Final = re.compile(r"\.costproof-\w+\.part")
-"""Regular expression of the names of unfinished files and folders."""
+"""Matches the names of unfinished files and folders."""
 MARK: Final = "costproof.mark"
-"""File that marks a folder as one of ours for unfinished files."""
+"""Name of the file that marks a folder of unfinished files as costproof's."""
 _MARKED: Final = b'{"schema": "costproof/parts", "schema_version": "1.0"}\n'
 _DAY: Final = 24 * 3600.0
 
 
 def aside(folder: Path) -> Path:
-    """Return a new temporary path in a folder."""
+    """Return the path of a new temporary file or folder in a folder."""
     return folder / f".costproof-{secrets.token_hex(8)}.part"
 
 
@@ -83,7 +83,7 @@ def sweep(folder: Path, *, alone: bool) -> None:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield a folder for temporary files, and remove those that killed processes left."""
+    """Yield a new folder for temporary files, and remove folders that killed processes left behind."""
     root = Path(tempfile.gettempdir())
     sweep(root, alone=False)
     folder = aside(root)
@@ -97,7 +97,7 @@ def scratch() -> Iterator[Path]:
 
 @contextmanager
 def own_parts_folder(folder: Path, *, busy: str) -> Iterator[None]:
-    """Hold a folder for the parts of an unfinished file, which survive an interruption, while the block runs.
+    """Lock a folder for the parts of an unfinished file while the block runs; the parts survive an interruption.
 
     Raises:
         BadInput: the folder was not created by this program, or another process holds it (message ``busy``).
@@ -133,7 +133,7 @@ def own_parts_folder(folder: Path, *, busy: str) -> Iterator[None]:
 
 
 def remove_parts(folder: Path, ours: re.Pattern[str]) -> None:
-    """Remove a folder for parts; it stays if it contains files with other names."""
+    """Remove a folder of parts, unless it contains files with other names."""
     with suppress(OSError):
         remove_files(folder, ours)
         if os.listdir(folder) == [MARK]:
@@ -145,7 +145,7 @@ def remove_parts(folder: Path, ours: re.Pattern[str]) -> None:
 
 
 def remove_files(folder: Path, ours: re.Pattern[str], kept: Collection[str] = ()) -> None:
-    """Remove files whose names match ``ours``, and unfinished files, from a folder for parts."""
+    """Remove unfinished files, and files whose names match ``ours``, from a folder of parts."""
     for name in os.listdir(folder):
         if name not in kept and (ours.fullmatch(name) or ASIDE.fullmatch(name)):
             (folder / name).unlink(missing_ok=True)
@@ -172,7 +172,7 @@ def _ours(folder: Path) -> bool:
 
 
 def take(path: Path, mode: str, busy: str) -> BinaryIO:
-    """Open a lock file that only one process at a time can hold.
+    """Open and lock a lock file, which only one process at a time can do.
 
     Raises:
         BadInput: another process holds it (message ``busy``).

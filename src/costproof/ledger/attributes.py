@@ -1,4 +1,4 @@
-"""Read attributes of objects of other packages, whose code may raise any exception."""
+"""Read attributes of foreign objects, whose code may raise any exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define baselines: captures folded to a size that can be committed, as operands of diff and gate.
+"""Define baselines: captures folded to a size that can be committed to git, as operands of diff and gate.
 
 Equal layers become one row: a row has a stage, a part of the model (its role), an operator kind and a metric. Two
 baselines are compared from their rows, so nothing here needs torch.
@@ -26,15 +26,15 @@ from costproof.ledger.workload import ATTRIBUTES, ModuleKinds, TargetInfo, Workl
 WHOLE_STAGE: Final = "(stage)"
 """Part name of a stage that is not divided into parts."""
 PEAK_SOURCE: Final = "peaks"
-"""Name of the source of peaks, which exports and runs on fake tensors give together."""
+"""Source name of live peaks, which exports and runs on fake tensors compute together."""
 
 
 class BaselineRow(NamedTuple):
-    """The subject of a number: stage, part, operator kind and metric."""
+    """Key of a number in a baseline: stage, part of the model, operator kind and metric."""
 
     stage: str
     part: str
-    """The role (``text.layer.mlp.gate``), or the module's path with ``*`` for numbers if no source knows the role."""
+    """Role (``text.layer.mlp.gate``); the module path with ``*`` for numbers if no source knows the role."""
     kind: str
     """Operator kind as the source names it; empty for metrics of the whole module."""
     metric: Metric
@@ -44,33 +44,33 @@ class BaselineRow(NamedTuple):
 
 
 RowTree = dict[str, dict[str, dict[str, dict[Metric, int | None]]]]
-"""Stage -> part -> kind -> metric -> sum over the modules of the part and the calls of the stage."""
+"""Sums over a part's modules and a stage's calls, nested by stage, part, kind and metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The costs of one source in a baseline, by row."""
+    """The costs of one source in a baseline, summed into rows."""
 
     metrics: tuple[Metric, ...]
     """Metrics that the source gives; others are absent, not zero."""
     stages: tuple[str, ...]
     """Stages that the source covers."""
     rows: RowTree
-    """``None`` is unknown. A missing row is 0 if the source gives the metric and covers the stage."""
+    """Sums by row; ``None`` is unknown, and a missing row is 0 if the source has the metric and the stage."""
     repeated: dict[Metric, int | None] = field(default_factory=dict)
-    """Amount that rows of a stage-wide metric count repeatedly because a module works in several stages."""
+    """Excess in the rows of a stage-wide metric, since a module that runs in several stages is counted in each."""
     conventions: dict[str, str] = field(default_factory=dict)
     """Deviations of this source from the conventions of the baseline."""
     formulas: dict[str, str] = field(default_factory=dict)
-    """Formula -> version: twelve hex digits of a hash of its nodes' expressions."""
+    """Versions of formulas, as twelve hex digits of a hash of their nodes' expressions, by formula name."""
     uneven: tuple[str, ...] = ()
-    """For a target without roles, the parts whose modules differ in cost, submodules included."""
+    """For a target without roles, the parts whose modules differ in cost, including submodules."""
     bounds: bool = False
-    """See :class:`~costproof.ledger.node.Ledger`."""
+    """Whether nodes have metrics for time bounds; see :class:`~costproof.ledger.node.Ledger`."""
     notes: tuple[str, ...] = ()
-    """Notes of the source on how it counted and on work that it omitted."""
+    """Notes of the source on its counting and on work that it omitted."""
     attributes_bytes: int = 0
-    """See :class:`~costproof.ledger.node.Ledger`."""
+    """Bytes of plain tensor attributes of modules; see :class:`~costproof.ledger.node.Ledger`."""
 
     def items(self) -> Iterator[tuple[BaselineRow, int | None]]:
         """Yield all rows with their numbers, in a fixed order."""
@@ -81,7 +81,7 @@ class Folded:
                         yield BaselineRow(stage, part, kind, metric), costs[metric]
 
     def total(self, metric: Metric, stage: str | None = None) -> int | None:
-        """Return the sum over all rows, or those of a stage; the maximum for peaks.
+        """Return a metric summed over all rows, or those of a stage; for peaks, the maximum.
 
         Returns ``None`` if a row is unknown or the source does not give the metric.
         """
@@ -96,22 +96,22 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A target at a workload, with the costs of each source folded into rows."""
+    """A target at a workload, with the costs of each source summed into rows."""
 
     conventions: Conventions
     target: TargetInfo
-    """Includes the configuration in ``target.config``."""
+    """Description of the target, with its configuration in ``target.config``."""
     workload: Workload
     environment: dict[str, str]
-    """Versions of the packages that counted; only those for formulas if no graph counted."""
+    """Versions of the packages that counted; only those of formulas if no graph was counted."""
     sources: dict[str, Folded]
     calls: dict[str, str] = field(default_factory=dict)
-    """``stage/call`` -> number of calls, inputs and symbol values."""
+    """Number of calls, inputs and symbol values as text, by ``stage/call``."""
     modules: ModuleKinds = field(default_factory=dict)
-    """See :attr:`~costproof.ledger.capture.Capture.modules`."""
+    """Modules by path pattern; see :attr:`~costproof.ledger.capture.Capture.modules`."""
 
     def __repr__(self) -> str:
-        """Return one line."""
+        """Return a summary in one line."""
         return f"Baseline({self.name}: {', '.join(self.sources)})"
 
     @property
@@ -126,7 +126,7 @@ class Baseline:
 
     @property
     def attributes_bytes(self) -> int:
-        """Return the memory of tensors that are plain attributes of modules, as a graph or a run has it.
+        """Return the bytes of tensors that are plain attributes of modules, the most of any source.
 
         Raises:
             Incomplete: a note tells of such tensors and no field has their bytes, as in files of earlier versions.
@@ -157,7 +157,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def parse_baseline(data: object, *, where: str) -> Baseline:
-    """Parse a baseline that is already read as JSON; see :func:`read_baseline`."""
+    """Convert parsed JSON to a baseline; see :func:`read_baseline`."""
     if isinstance(data, dict) and data.get("schema") == CAPTURE.name:
         return fold_capture(parse_capture(data, where=where))
     found = from_data(data, BASELINE, where=where, make_again=_AGAIN)
@@ -198,7 +198,7 @@ def _metrics(rows: RowTree) -> set[Metric]:
 
 
 def fold_capture(capture: Capture) -> Baseline:
-    """Return a capture as a baseline."""
+    """Return the baseline of a capture."""
     roles = {n.module: n.role for x in capture.ledgers for n in x.nodes if n.role}
     graphs = any(x.source in GRAPH_SOURCES for x in capture.ledgers)
     return Baseline(
@@ -213,13 +213,13 @@ def fold_capture(capture: Capture) -> Baseline:
 
 
 def fold_peaks(stages: Sequence[StagePeaks]) -> dict[str, Folded]:
-    """Return peaks as a source with a row per stage; empty if there are no peaks."""
+    """Return live peaks as a source with one row per stage; empty if there are no peaks."""
     rows: RowTree = {s.stage: {WHOLE_STAGE: {"": {m: getattr(s, m) for m in PEAK_METRICS}}} for s in stages}
     return {PEAK_SOURCE: Folded(tuple(PEAK_METRICS), tuple(s.stage for s in stages), rows)} if stages else {}
 
 
 def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
-    """Fold the ledger of a source into rows.
+    """Sum the nodes of a ledger into rows of a baseline.
 
     Args:
         roles: module -> role, for sources without roles.
@@ -256,7 +256,7 @@ def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
 
 
 def _uneven(ledger: Ledger) -> tuple[str, ...]:
-    """Return the parts of the model whose modules differ in cost."""
+    """Return the parts of the model whose modules have unequal costs."""
     costs: dict[str, dict[str, dict[tuple[str, ...], int | None]]] = {}
     for node in ledger.nodes:
         names = node.module.split(".")

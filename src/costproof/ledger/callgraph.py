@@ -9,7 +9,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.plural import plural
 
 JsonScalar = int | float | str | bool | None
-"""A scalar of JSON."""
+"""A JSON scalar."""
 
 ConstructorValue = int | float | str | bool | tuple[int, ...] | None
 """Recorded value of a constructor parameter: a scalar, or a few integers such as a kernel size."""
@@ -17,28 +17,31 @@ ConstructorValue = int | float | str | bool | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class TensorAt:
-    """A tensor in the arguments or the result of a module call."""
+    """A tensor in the arguments or the result of a recorded module call."""
 
     shape: tuple[int, ...]
     dtype: str
-    """Without the ``torch.`` prefix."""
+    """Name of the dtype without the ``torch.`` prefix."""
     place: str = ""
     """Path of the tensor: ``args[0]``, ``kwargs.past_key_values.layers[0].keys``, ``output.logits``."""
     call: int = 1
-    """Number of the module's call, counted over all runs from 1."""
+    """Number of the module's call, from 1 on over all runs."""
     kind: Literal["tensor", "cache"] = "tensor"
     """``cache`` for contents of a key/value cache, which are not activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainAt:
-    """A value other than a tensor in the arguments or the result of a module call."""
+    """A non-tensor value in the arguments or the result of a recorded module call."""
 
     kind: str
-    """Name of the type; ``list[N]`` for a long list of scalars; ``same tensor`` for a repeated tensor, with its
-    first place in ``value``; ``left out`` if a call has too many values to record."""
+    """Name of the value's type, or ``list[N]``, ``same tensor`` or ``left out``.
+
+    ``list[N]`` for a long list of scalars; ``same tensor`` for a repeated tensor, with its first place in ``value``;
+    ``left out`` if a call has too many values to record.
+    """
     value: JsonScalar = None
-    """The value itself if it is small."""
+    """The value itself if it is small enough to record."""
     place: str = ""
     call: int = 1
 
@@ -52,11 +55,11 @@ class Event:
 
     index: int
     event: str
-    """``enter``, ``exit`` or ``mark``."""
+    """Kind of the event: ``enter``, ``exit`` or ``mark``."""
     name: str
-    """Path of the module, or the mark: ``decode_step``, the id of a run, or a mark of the family."""
+    """Path of the module, or name of the mark: ``decode_step``, the id of a run, or one that the target defines."""
     data: dict[str, int | str | tuple[int, ...]] = field(default_factory=dict)
-    """``call`` for enter and exit, ``raised`` for an exit by an exception, or the data of a mark."""
+    """``call`` number of an enter or exit, ``raised`` for an exit by an exception, or the data of a mark."""
 
 
 MOST_LEVELS: Final = 400
@@ -65,7 +68,7 @@ MOST_LEVELS: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class CallGraph:
-    """Calls between modules, by module path; the root is ``(root)``, an edge is ``caller->callee``.
+    """Calls between modules by module path; the root is ``(root)``, and an edge is ``caller->callee``.
 
     A module with several paths has the first one, as in ``named_modules``.
     """
@@ -73,31 +76,33 @@ class CallGraph:
     call_counts: dict[str, int]
     edges: dict[str, int]
     op_call_counts: dict[str, dict[str, int]]
-    """Innermost module -> operator -> calls."""
+    """Number of calls of each operator, by the innermost module that ran it and by operator."""
     module_children: dict[str, tuple[str, ...]]
     module_types: dict[str, str]
     constructor_params: dict[str, dict[str, ConstructorValue]] = field(default_factory=dict)
     input_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
-    """Arguments of each module, in its first call or in all calls."""
+    """Arguments of each module in its first call or in all calls, by module."""
     output_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
-    """Results of each module, in its first call or in all calls."""
+    """Results of each module in its first call or in all calls, by module."""
     events: tuple[Event, ...] = ()
     data_edges: dict[str, int] = field(default_factory=dict)
-    """``a->b``: number of pairs of a call of ``a`` and a call of ``b``, made by one call of a common caller, of
-    which the second reads the result of the first, directly or through operators of the caller itself (a residual
-    addition). ``a->a`` is a module fed by its own earlier call."""
+    """Number of pairs of calls of which ``b`` reads the result of ``a``, by ``a->b``.
+
+    Both calls are made by one call of a common caller. The result is read directly or through operators of the caller
+    itself (a residual addition). ``a->a`` is a module fed by its own earlier call.
+    """
     module_aliases: dict[str, str] = field(default_factory=dict)
-    """Further paths of shared modules -> the path in the callgraph."""
+    """Path of a shared module in the callgraph, by its further paths."""
     tied_parameters: dict[str, str] = field(default_factory=dict)
-    """Further names of shared parameters -> the name under which they are counted."""
+    """Name under which a shared parameter is counted, by its further names."""
 
     def __repr__(self) -> str:
-        """Return one line, since a notebook must not print thousands of modules."""
+        """Return a summary in one line, since a notebook must not print thousands of modules."""
         return f"CallGraph({plural(len(self.call_counts), 'module')}, {plural(sum(self.call_counts.values()), 'call')})"
 
 
 def check_levels(graph: CallGraph, where: str) -> None:
-    """Refuse a callgraph that is nested deeper than any model.
+    """Reject a callgraph that is nested deeper than any model.
 
     Raises:
         BadInput: modules or calls are nested more than :data:`MOST_LEVELS` deep.
@@ -121,50 +126,50 @@ def check_levels(graph: CallGraph, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OperatorLine:
-    """An operator of an exported stage."""
+    """An operator in the listing of an exported stage."""
 
     label: str
-    """Name of its graph node."""
+    """Name of the operator's graph node."""
     operator: str
     module: str
-    """Path of the module that runs it; empty for the root."""
+    """Path of the module that runs the operator; empty for the root."""
     reads: tuple[str, ...]
-    """Nodes, parameters and inputs in the order of its arguments: ``%relu``, ``0.weight``."""
+    """Names of nodes, parameters and inputs in the order of the operator's arguments: ``%relu``, ``0.weight``."""
     returns: tuple[str, ...]
-    """Shapes and dtypes, such as ``[1, 64, 1280] bfloat16``."""
+    """Shapes and dtypes of the results, such as ``[1, 64, 1280] bfloat16``."""
     flops: int | None
     """Headline FLOPs; ``None`` if unknown."""
     vector_flops: int | None
     why: str = ""
-    """Reason for an unknown cost."""
+    """Reason for an unknown cost; empty if the costs are known."""
     makes: tuple[str, ...] = ()
-    """Names of its results, as later operators read them."""
+    """Names of the results, as later operators read them."""
     works: bool = True
-    """Whether it computes, reads or writes; views, casts and the creation of empty tensors do not."""
+    """Whether the operator computes, reads or writes, unlike views, casts and the creation of empty tensors."""
     bytes: int = 0
-    """Bytes that it reads and writes as a separate kernel."""
+    """Bytes that the operator reads and writes as a separate kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseBytes:
-    """Bytes that a stage moves, read and written, under three models of reuse."""
+    """Bytes that a stage reads and writes, under three assumptions on fusion."""
 
     floor: int
-    """Compulsory traffic: each tensor once, whatever is fused."""
+    """Compulsory traffic: each tensor is moved once, however operators are fused."""
     fused: int
-    """Traffic if each module is one kernel, as in the ledgers."""
+    """Traffic if each module is a single kernel, as the ledgers assume."""
     unfused: int
-    """Traffic if each operator is one kernel."""
+    """Traffic if each operator is a single kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorListing:
-    """The operators of an export at the sizes of one call; for decode, of the first step."""
+    """The operators of an exported stage at the sizes of one call; for decode, of the first step."""
 
     stage: str
     invocation: str
     part: str
-    """Part of a stage that is exported in parts."""
+    """Name of the exported part, if the stage is exported in parts."""
     lines: tuple[OperatorLine, ...]
     reuse: ReuseBytes | None = None
     """Bytes of the whole export; ``None`` if only some of its operators are listed."""

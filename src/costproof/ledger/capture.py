@@ -25,58 +25,58 @@ from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workl
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """Costs of the whole model, extrapolated from its first layers.
+    """Costs of all layers, extrapolated from the model's first layers.
 
     Each left-out layer costs as much as a counted one of its kind.
     """
 
     times: dict[str, tuple[int, ...]]
-    """Path of a stack of layers -> number of layers that each counted one represents."""
+    """Number of layers that each counted layer represents, by path of the stack of layers."""
     checked: dict[str, int]
-    """Path of a stack -> layers of a second count, which gives the same extrapolation."""
+    """Number of layers in a second count that gives the same extrapolation, by path of the stack."""
     stages: dict[str, dict[Metric, int]]
-    """Stage -> metric -> cost, for metrics on which both counts and all sources agree."""
+    """Extrapolated costs by stage and metric, if both counts and all sources agree on the metric."""
     totals: dict[Metric, int]
-    """Metric -> cost over all stages."""
+    """Extrapolated costs over all stages, by metric."""
     left_out: dict[str, str]
-    """Metric -> why its cost for the whole model is unknown."""
+    """Reasons why the costs of all layers are unknown, by metric."""
     not_run: str = ""
-    """Why no run of all layers on the meta device was compared with this; empty if one was."""
+    """Reason why no meta-device run of all layers checked the extrapolation; empty if one did."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPadding:
-    """Cache of equal layers, kept in blocks of tokens, in the call of a stage that holds most of them.
+    """Padding of the block-wise cache of equal layers, in the call of a stage with the most blocks.
 
     A layer with a window gives back the blocks before its window when the next call begins. No prefix is shared.
     """
 
     stage: str
     layers: int
-    """Number of these layers."""
+    """Number of equal layers."""
     window: int
-    """Number of keys that a query of these layers sees; 0 for all."""
+    """Number of keys that a query of the layers attends to; 0 for all keys."""
     block: int
-    """Tokens of a block."""
+    """Tokens per block."""
     blocks: int
-    """Blocks of all sequences in one layer."""
+    """Number of blocks of all sequences in one layer."""
     tokens: int
     """Tokens of all sequences that the call reads or writes in one layer."""
     token_bytes: int
-    """Bytes of a token in one layer."""
+    """Bytes per token in one layer."""
     held_bytes: int
-    """layers x blocks x block x token_bytes."""
+    """Bytes of all blocks: layers x blocks x block x token_bytes."""
     used_bytes: int
-    """layers x tokens x token_bytes."""
+    """Bytes of cached tokens: layers x tokens x token_bytes."""
     waste_bytes: int
-    """Held but not used."""
+    """Bytes of the blocks that no token uses."""
     waste_share: str
-    """Exact part of the held bytes that is waste: ``55/15104``."""
+    """Unused bytes as an exact fraction of the bytes of all blocks: ``55/15104``."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPadding:
-    """Tokens of a call, padded to the next size for which an engine has captured it.
+    """Padding of a call's tokens to the next size for which an engine has captured a CUDA graph.
 
     Linear layers, routers and experts run for all of them, attention and logits for real tokens. A call with more
     tokens than the largest size is not padded.
@@ -85,24 +85,24 @@ class TokenPadding:
     stage: str
     calls: int
     tokens: int
-    """Real tokens of one call."""
+    """Tokens of one call without padding."""
     size: int
-    """Tokens with padding."""
+    """Tokens of one call including padding."""
     flops: int
-    """Matrix FLOPs of the padding in all calls; vector work is not included."""
+    """FLOPs of matrix products of the padding in all calls; vector work is not included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Waste of a run: what it holds only because sizes are rounded up. No metric includes it."""
+    """Memory and FLOPs of a run that only padding to blocks and sizes takes; no metric includes them."""
 
     cache: tuple[BlockPadding, ...] = ()
-    """By stage and kind of layer; empty if the cache is not kept in blocks."""
+    """Padding of the cache by stage and kind of layer; empty for a cache without blocks."""
     batch: tuple[TokenPadding, ...] = ()
-    """By stage; empty if tokens are not padded."""
+    """Padding of tokens by stage; empty if tokens are not padded."""
 
     def of_stage(self, stage: str) -> tuple[int, int]:
-        """Return the bytes that the cache of a stage holds, and those of them that are waste."""
+        """Return the bytes of the cache blocks of a stage, and how many of them no token uses."""
         rows = [row for row in self.cache if row.stage == stage]
         return sum(row.held_bytes for row in rows), sum(row.waste_bytes for row in rows)
 
@@ -123,7 +123,7 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class FormulaDoc:
-    """Title, derivation and source of a formula, to check it by hand."""
+    """Title, derivation and source of a formula, for checking the formula by hand."""
 
     title: str
     derivation: str
@@ -132,7 +132,7 @@ class FormulaDoc:
 
 @dataclass(frozen=True, slots=True)
 class SymbolDoc:
-    """Typesetting and meaning of a symbol of the formulas."""
+    """Typesetting and meaning of a symbol in the formulas."""
 
     latex: str
     meaning: str
@@ -155,7 +155,7 @@ class Capture:
     target: TargetInfo
     workload: Workload
     environment: dict[str, str]
-    """Versions of costproof, Python and the packages that counted: torch, transformers, torchlens."""
+    """Versions of costproof, Python, and the packages that counted: torch, transformers, torchlens."""
     invocations: tuple[Invocation, ...]
     ledgers: tuple[Ledger, ...]
     formulas: dict[str, FormulaDoc] = field(default_factory=dict)
@@ -165,26 +165,26 @@ class Capture:
     run: RunRecord | None = None
     """Options and traced runs of the dynamic source; ``None`` without that source."""
     lacking: dict[str, str] = field(default_factory=dict)
-    """Requested sources that did not count -> reason; it begins with :data:`FAILED` if the source tried."""
+    """Reasons why requested sources did not count, by source; they begin with :data:`FAILED` if the source tried."""
     judge: Ledger | None = None
-    """FLOPs of the dynamic source's runs by torch's FlopCounterMode; ``None`` without that source."""
+    """FLOPs of the dynamic source's runs by torch's FlopCounterMode; ``None`` without the dynamic source."""
     counters: CounterRecord | None = None
     """Results of third-party counters; ``None`` unless requested."""
     peaks: tuple[CallPeaks, ...] = ()
-    """Peaks of live activations of every call of a stage; empty unless requested."""
+    """Live activation peaks of every call of a stage; empty unless requested."""
     whole: WholeModel | None = None
-    """Costs of the whole model if only its first layers were counted; otherwise ``None``."""
+    """Costs of all layers, if only the model's first layers were counted; otherwise ``None``."""
     modules: ModuleKinds = field(default_factory=dict)
-    """Modules by path, for a target without formulas."""
+    """Kinds of modules by path, for a target without formulas."""
     parallel: Parallel | None = None
-    """Costs of every rank, by the formulas, if the run is spread over several devices; the ledgers are of one rank."""
+    """Costs of every rank by the formulas, if the run has several devices; the ledgers are of one rank."""
     padding: Padding | None = None
-    """What the run holds only because sizes are rounded up; ``None`` unless requested."""
+    """Memory and FLOPs that only padding to blocks and sizes takes; ``None`` unless requested."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
-    """Source -> metrics on record as available for this target in such a run; empty without a record."""
+    """Metrics that each source should give for this target by costproof's records, by source; or empty."""
 
     def __repr__(self) -> str:
-        """Return one line, since a notebook must not print thousands of nodes."""
+        """Return a summary in one line, since a notebook must not print thousands of nodes."""
         return f"Capture({self.target.name} at {self.workload.name}: {', '.join(x.source for x in self.ledgers)})"
 
     @property
@@ -216,23 +216,23 @@ class Capture:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Return the sources that tried to count and failed, with reasons; the verdict is then incomplete."""
+        """Return the sources that tried to count and failed, with reasons; they make the verdict incomplete."""
         return tuple(f"{source}: {why}" for source, why in self.lacking.items() if why.startswith(FAILED))
 
     @property
     def not_counted(self) -> tuple[tuple[str, str], ...]:
-        """Return (subject, reason) of all that no number includes, such as missing sources."""
+        """Return (subject, reason) of everything that no number includes, such as missing sources."""
         return (*NOT_COUNTED, *((f"{source} source", why) for source, why in sorted(self.lacking.items())))
 
     def values(self, invocation: Invocation | None) -> dict[str, int]:
-        """Return the values of all symbols in an invocation; only those of the configuration for ``None``."""
+        """Return the values of all symbols in an invocation; for ``None``, those of the configuration only."""
         return {**self.target.symbols, **(invocation.symbols if invocation else {})}
 
 
 def without_uncalled_stages(
     info: TargetInfo, calls: Iterable[Invocation], ledgers: Iterable[Ledger]
 ) -> tuple[TargetInfo, tuple[Ledger, ...]]:
-    """Return a target and its ledgers without the stages that a run does not call.
+    """Return a target and its ledgers without the stages that the run never calls.
 
     A stage stays if it has modules of its own; decode, whose modules are those of the prefill, does not.
     """
@@ -258,7 +258,7 @@ FAILED: Final = "failed: "
 """Prefix of the reason of a source that tried to count and failed; the verdict is then incomplete."""
 
 GRADIENTS: Final = "the model takes gradients inside its forward, and an export or a trace has none"
-"""Message of the error for a model that takes gradients."""
+"""Error message for a model that computes gradients in its forward."""
 SECONDS: Final = 60
 """Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 
@@ -275,7 +275,7 @@ def read_capture(path: Path) -> Capture:
 
 
 def parse_capture(data: object, *, where: str) -> Capture:
-    """Parse a capture that is already read as JSON; see :func:`read_capture`."""
+    """Convert parsed JSON to a capture; see :func:`read_capture`."""
     from costproof.ledger.validation import validate_capture  # sympy is loaded where a file is read
 
     with time_limit(SECONDS, "the capture takes too long to read", where=where):

@@ -1,4 +1,4 @@
-"""Parse a restricted YAML into strings, lists and maps with their positions.
+"""Parse restricted YAML into strings, lists and maps with positions.
 
 All scalars stay strings, so that no digit is lost in a float and no word becomes a boolean. Anchors, aliases, tags and
 merge keys are refused, keys are unique, and sizes are limited before anything is built.

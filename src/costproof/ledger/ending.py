@@ -1,4 +1,4 @@
-"""Define the signals that end a command; imports only core modules, so that signals are handled early."""
+"""Define the signals that end a command, importing only core modules so that signals are handled early."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ ENDING = {
     for name, said in (("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGHUP"))
     if hasattr(_signal, name)
 }
-"""Signals with which a user or the system ends a command -> names in messages."""
+"""Names for messages of the signals with which a user or the system ends a command, by signal."""

@@ -16,21 +16,21 @@ from costproof.ledger.errors import Incomplete
 VERSION: Final = "0.1.0"
 """Version of costproof."""
 COUNTING: Final = ("torch", "transformers", "torchlens", "sympy", "opt_einsum")
-"""Packages whose version can change a number; with opt_einsum, torch reorders einsums."""
+"""Packages whose version can change a number; opt_einsum is one since torch uses it to reorder einsums."""
 FORMULAS: Final = ("costproof", "sympy")
 """Packages whose version can change a formula."""
 
 
 RULES: Final = "rules"
-"""Key of the user's own operator rules among the versions."""
+"""Key for the user's own operator rules in the versions of a count."""
 
 
 _read: Final = cache(version)
-"""Memoized, since parsing metadata takes milliseconds; a missing package is looked up again."""
+"""Memoized look-up of a package version, which takes milliseconds; missing packages are looked up again."""
 
 
 def installed(package: str) -> str | None:
-    """Return the version of a distribution, or ``None``."""
+    """Return the installed version of a distribution, or ``None``."""
     try:
         return _read(package)
     except PackageNotFoundError:
@@ -38,7 +38,7 @@ def installed(package: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions in the header of every file."""
+    """Return the package versions for the header of every file."""
     found = {p: v for p in COUNTING if (v := installed(p)) is not None}
     return {"costproof": VERSION, "python": platform.python_version(), **found}
 
@@ -47,7 +47,7 @@ _REQUIREMENT: Final = re.compile(r"""(([\w.-]+)[^;]*?)\s*;.*\bextra\s*==\s*['"](
 
 
 def advice(extra: str, *only: str) -> str:
-    """Return the pip command that installs the missing packages of an extra, or all if none is missing.
+    """Return the pip command that installs the missing packages of an extra, or all of its packages if none is missing.
 
     It names packages, since costproof is in no index, and ``pip install 'costproof[trace]'`` would fail in a clone.
 
@@ -92,7 +92,7 @@ def extras() -> tuple[str, ...]:
 
 
 def packages_of(extra: str) -> dict[str, str]:
-    """Return name -> requirement of an extra from the installed metadata; empty if it is not installed."""
+    """Return the requirements of an extra by package name, from installed metadata; empty if not installed."""
     try:
         lines = requires("costproof") or []
     except PackageNotFoundError:

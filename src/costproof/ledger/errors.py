@@ -19,11 +19,11 @@ _LONGEST: Final = 300
 
 
 NOT_GIVEN: Final = object()
-"""Default of error fields, since ``None`` is a value: the ``null`` of a file."""
+"""Default of error fields, since ``None`` can be a value: ``null`` in a file."""
 
 
 def worst_exit(*codes: int) -> int:
-    """Return the worst of the exit codes of one result: a finding is known whatever else is not."""
+    """Return the most severe of several exit codes; a finding outweighs an incomplete count."""
     return next((code for code in _WORST_FIRST if code in codes), EXIT_OK)
 
 
@@ -75,11 +75,11 @@ def _text(value: object) -> str | None:
 
 
 class BadInput(CostproofError):
-    """Raised for wrong input of the user; exit code 2."""
+    """Raised for invalid user input; exit code 2."""
 
 
 class Problems(BadInput):
-    """Raised with all problems of one input at once, each listed once."""
+    """Raised with all errors of one input at once, each listed once."""
 
     def __init__(self, what: str, problems: Sequence[CostproofError], *, fix: str | None = None) -> None:
         super().__init__(what, fix=fix)
@@ -100,7 +100,7 @@ class Incomplete(CostproofError):
 
 
 class Absent(Incomplete):
-    """Raised if a capture lacks the data for an output. A folder of reports then omits that file."""
+    """Raised if a capture lacks the data for an output, which a report folder then omits."""
 
 
 class Bug(CostproofError):
@@ -110,19 +110,19 @@ class Bug(CostproofError):
 
 
 class Recount(NamedTuple):
-    """One number that is counted twice."""
+    """A reported number and an independent second count of the same quantity."""
 
     stage: str
     where: str
     metric: str
     found: int | Fraction
-    """What costproof reports."""
+    """The number that costproof reports."""
     again: int | Fraction
-    """The same by separate code."""
+    """The same quantity, counted by separate code."""
 
 
 def check_recounts(counted: Iterable[Recount]) -> None:
-    """Check that both numbers are equal.
+    """Check that each number equals its second count.
 
     Raises:
         Bug: some are not.
@@ -135,12 +135,12 @@ def check_recounts(counted: Iterable[Recount]) -> None:
 
 
 def first_problem(error: CostproofError) -> str:
-    """Return an error in one line; of several problems, the first."""
+    """Return an error in one line; if it contains several, the first of them."""
     return error.problems[0].line if isinstance(error, Problems) else error.line
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of a foreign exception; empty if its ``__str__`` fails."""
+    """Return the message of a foreign exception; empty if the exception's ``__str__`` fails."""
     try:
         return str(error)
     except KeyboardInterrupt:
@@ -163,7 +163,7 @@ OF_SOME_TARGETS: Final = {
     "for the decoder of deepseek-ocr; T5's class does not support it, and its kernels have no sinks, as gpt-oss needs; "
     "elsewhere FLOPs, kept pairs and bytes are those of sdpa, and what the kernel allocates is not described",
 }
-"""Name of a setting or of a choice -> the targets that have it, where others refuse it."""
+"""Text on which targets support a setting or choice that others reject, by its name."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

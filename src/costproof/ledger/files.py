@@ -18,21 +18,21 @@ from typing import Any, Final
 from costproof.ledger.errors import BadInput
 
 MAX_BYTES: Final = 64 * 2**20
-"""Maximum bytes of a JSON file; a capture of 61 layers has 14 million."""
+"""Maximum size of a JSON file in bytes; the capture of a model with 61 layers has 14 million."""
 MAX_CONFIGURATION: Final = 16 * 2**20
-"""Maximum bytes of a configuration; one that lists 50,000 unquantized layers has three million."""
+"""Maximum size of a configuration in bytes; one that lists 50,000 unquantised layers has three million."""
 MAX_DIGITS: Final = 300
 """Maximum digits of a number in JSON, so that sums and products of a few of them can be printed."""
 MAX_PARTS: Final = 3_000_000
-"""Maximum number of commas and opening brackets; a capture of 61 layers has 584 thousand."""
+"""Maximum number of commas and opening brackets in JSON; a capture with 61 layers has 584 thousand."""
 WAIT: Final = 60.0
-"""Seconds within which a pipe must end."""
+"""Seconds to wait for the end of a pipe's content."""
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Matches a JSON escape that may be half of a surrogate pair; only texts with one are checked."""
+"""Matches a JSON escape of one half of a surrogate pair; only texts with a match need a check."""
 _LONG: Final = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")
-"""Keys that begin every file of ours."""
+"""First keys of every costproof file."""
 
 
 def json_text(value: object) -> str:
@@ -78,7 +78,7 @@ def read_configuration(path: Path) -> Any:
 
 
 def csv_rows(path: Path, *, what: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file that are not empty, each with its last line number.
+    """Yield the nonempty rows of a CSV file, each with its last line number.
 
     Raises:
         BadInput: the file is missing, unreadable, too large, not text or not CSV.
@@ -106,7 +106,7 @@ def csv_rows(path: Path, *, what: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def first_bytes(path: Path, count: int, *, regular: bool = False) -> bytes:
-    """Return at most ``count`` bytes from the beginning of a file, or of a pipe, which may have no writer.
+    """Return at most ``count`` bytes from the start of a file or of a pipe, even of a pipe without a writer.
 
     Args:
         regular: refuse pipes, devices and folders.
@@ -131,7 +131,7 @@ def first_bytes(path: Path, count: int, *, regular: bool = False) -> bytes:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for a writer of a pipe."""
+    """Open a file without blocking, even if it is a pipe without a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -1,4 +1,4 @@
-"""Define the mesh of devices that a run is spread over, the coordinates of a rank, and the costs of all ranks.
+"""Define the mesh of devices of a parallel run, the coordinates of a rank, and the costs of all ranks.
 
 A collective has a payload M, the bytes of its full tensor, and a group of n ranks. By the ring algorithm a rank sends
 
@@ -21,32 +21,32 @@ from typing import Final, Literal, Self, cast
 from costproof.ledger.errors import BadInput
 
 RANK: Final = "rank"
-"""Input of a workload: the rank that is counted, 0 by default."""
+"""Workload input with the counted rank, 0 by default."""
 CP_PLAN: Final = "cp_plan"
-"""Input of a workload: how ranks along ``cp`` share a sequence, ``zigzag`` by default."""
+"""Workload input with the way in which ranks along ``cp`` split a sequence, ``zigzag`` by default."""
 PLAN: Final = "plan"
-"""Input of a workload: by which plan the ranks share weights; without it, by the plan of the class of transformers."""
+"""Workload input with the tensor-parallel plan; by default the plan of the transformers class."""
 DISPATCH: Final = "dispatch"
-"""Input of a workload: the form in which tokens reach the experts of other ranks, if not all tokens are gathered."""
+"""Workload input with the method of sending tokens to experts of other ranks, if not by all-gather."""
 ALL_GATHER: Final = "all-gather"
-"""The usual form: every rank gathers all tokens."""
+"""Default method of dispatch, in which every rank gathers all tokens."""
 PAIRS: Final = "pairs"
-"""Input of a workload: pairs of a token and an expert that ranks send each other, as :func:`pairs_of` reads them."""
+"""Workload input with the token-expert pairs that ranks send each other, read by :func:`pairs_of`."""
 EP_BATCHES: Final = "ep/tp"
-"""Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
+"""Name of the group of ranks that share experts and have different batches (:meth:`Mesh.group`)."""
 FSDP_CP: Final = "fsdp*cp"
-"""Group of ranks along ``fsdp`` and ``cp`` together, which store parts of the same parameters (:meth:`Mesh.group`)."""
+"""Name of the group of ranks along ``fsdp`` and ``cp``, which shard the same parameters (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {
     "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
     "ep_sequences": "B", "ep_next": "B",
     "cp": "1", "cp_place": "1", "cp_tokens": "S", "fsdp": "1", "fsdp_rank": "0",
 }  # fmt: skip
-"""Symbols of the formulas of a rank -> the formulas that they equal on one device."""
+"""Values on one device of the symbols in a rank's formulas, by symbol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Position of a rank in a mesh, one index for each axis."""
+    """Position of a rank in a mesh, as one index per axis."""
 
     tp: int
     ep: int
@@ -58,24 +58,24 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Numbers of devices along each axis of a parallel run; all are 1 for one device.
+    """Number of devices along each axis of a parallel run; all are 1 for one device.
 
     Ranks are numbered with ``tp`` fastest, then ``cp``, ``fsdp``, ``dp`` and ``pp``. Expert parallelism adds no
     devices: groups of ``ep`` consecutive ranks of those along ``tp``, ``cp`` and ``dp`` share the experts of a layer.
     """
 
     tp: int = 1
-    """Ranks that share the weights of each layer: tensor parallelism."""
+    """Number of ranks that split the weights of each layer (tensor parallelism)."""
     ep: int = 1
-    """Ranks that share the experts of each layer."""
+    """Number of ranks that split the experts of each layer (expert parallelism)."""
     pp: int = 1
-    """Ranks that share the layers: pipeline parallelism."""
+    """Number of ranks that split the layers (pipeline parallelism)."""
     dp: int = 1
-    """Ranks that share the batch, each with weights of its own."""
+    """Number of ranks that split the batch, each with a full copy of the weights (data parallelism)."""
     cp: int = 1
-    """Ranks that share the tokens of a sequence: context parallelism."""
+    """Number of ranks that split the tokens of a sequence (context parallelism)."""
     fsdp: int = 1
-    """Ranks that share the batch and store parts of each parameter, which they gather to run a layer.
+    """Number of ranks that split the batch and shard each parameter, which is gathered to run a layer (FSDP).
 
     Ranks along ``cp`` then store parts too: parameters are cut over both axes, flattened, as torchtitan does
     (``parallel_dims``, mesh ``fsdp`` of ``dp_shard * cp`` ranks).
@@ -83,7 +83,7 @@ class Mesh:
 
     @classmethod
     def of(cls, inputs: Mapping[str, object]) -> Self:
-        """Return the mesh that the inputs of a workload name."""
+        """Return the mesh given by the inputs of a workload."""
         return cls(**{axis: cast(int, inputs[axis]) for axis in AXES if axis in inputs})
 
     @property
@@ -98,22 +98,22 @@ class Mesh:
 
     @property
     def text(self) -> str:
-        """Return the axes with more than one rank: ``tp 8, dp 2``."""
+        """Return the axes with more than one rank as text: ``tp 8, dp 2``."""
         return ", ".join(f"{axis} {n}" for axis in AXES if (n := getattr(self, axis)) > 1)
 
     @property
     def stored_parts(self) -> int:
-        """Return how many ranks store parts of the same parameters: 1 if each rank has whole ones."""
+        """Return the number of shards of each parameter; 1 if every rank stores whole parameters."""
         return self.fsdp * self.cp if self.fsdp > 1 else 1
 
     def stored_part(self, rank: int) -> int:
-        """Return the index of the part of each parameter that a rank stores; 0 if it stores whole ones."""
+        """Return the index of the parameter shard that a rank stores; 0 if it stores whole parameters."""
         at = self.coordinates(rank)
         return at.fsdp * self.cp + at.cp if self.fsdp > 1 else 0
 
     @property
     def batches(self) -> int:
-        """Return how many batches the experts of a group along ``ep`` serve: 1 if its ranks are those of ``tp``."""
+        """Return the number of batches that the experts of an ``ep`` group process; 1 if ``ep`` is at most ``tp``."""
         return max(1, self.ep // self.tp)
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -125,7 +125,7 @@ class Mesh:
         return Coordinates(tp, rank % (self.world // self.pp) % self.ep, pp, dp, cp, fsdp)
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks that a rank shares a group with along an axis, itself included, in ascending order.
+        """Return all ranks in a rank's group along an axis, in ascending order.
 
         Args:
             axis: of the mesh; ``ep/tp``: ranks along ``ep`` with equal indices along ``tp``, one for each batch; or
@@ -147,7 +147,7 @@ class Mesh:
         return tuple(first + step * i for i in range(getattr(self, axis)))
 
     def ranks_of(self, kind: str, axis: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks that take part in a collective of a rank: a group, or both ends if it sends to the next."""
+        """Return the ranks that take part in a collective with a rank: its group, or for ``send`` both ends."""
         ranks = self.group(axis, rank)
         if kind != "send":
             return ranks
@@ -155,7 +155,7 @@ class Mesh:
         return ranks[at], ranks[(at + 1) % len(ranks)]
 
     def problems(self, rank: int = 0, *, more: Collection[str] = ()) -> list[BadInput]:
-        """Return an error for each axis or rank that is out of range, or that is not counted.
+        """Return an error for each axis or rank that is out of range or not supported.
 
         Args:
             more: axes that a target counts besides ``tp``, ``ep`` and ``dp``.
@@ -183,11 +183,11 @@ class Mesh:
 
 
 AXES: Final[tuple[str, ...]] = tuple(f.name for f in fields(Mesh))
-"""Axes of a mesh, in the order of reports; each is also an input of a workload."""
+"""Mesh axes in the order of reports; each is also a workload input."""
 
 
 def ambiguous_axes(axes: Mapping[str, object]) -> list[BadInput]:
-    """Return an error if axes that somebody named say two things: ``fsdp`` 1, and several ranks along ``cp``.
+    """Return an error if the named axes contradict each other: ``fsdp`` 1 with several ranks along ``cp``.
 
     torchtitan stores parts along ``cp`` then (``dp_shard * cp`` ranks); whole parameters have no ``fsdp``.
     """
@@ -199,7 +199,7 @@ def ambiguous_axes(axes: Mapping[str, object]) -> list[BadInput]:
 
 
 def shard(size: int, ranks: int, index: int) -> tuple[int, int]:
-    """Return (start, stop) of the part of a dimension that a rank holds: chunks of ``ceil(size / ranks)``.
+    """Return (start, stop) of a rank's chunk of a dimension, in chunks of ``ceil(size / ranks)``.
 
     The last chunks may be shorter or empty, as those of torch's ``Shard``.
     """
@@ -208,7 +208,7 @@ def shard(size: int, ranks: int, index: int) -> tuple[int, int]:
 
 
 def stage_layers(layers: int, stages: int, index: int) -> range:
-    """Return the layers of a pipeline stage; of the layers that are left over, the stages before the last get one each.
+    """Return the layers of a pipeline stage; stages before the last get one extra layer each if layers are left over.
 
     The last stage also has the output projection (vLLM, ``get_pp_indices``).
     """
@@ -223,7 +223,7 @@ Order = Literal["gpipe", "1f1b", "interleaved"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Order in which the stages of a pipeline process the microbatches of a pass.
+    """Order in which the stages of a pipeline process the microbatches of a pass over the model.
 
     GPipe runs all forwards and then all backwards; 1F1B alternates them. In both a stage waits for p - 1 microbatches.
     Interleaved, each stage has v parts of the model and waits for p - 1 parts of a microbatch (Huang et al. 2019,
@@ -234,18 +234,18 @@ class Schedule:
     stages: int
     microbatches: int
     parts: int = 1
-    """Parts of the model on each stage."""
+    """Number of model parts on each stage, above 1 only for the interleaved schedule."""
 
     @classmethod
     def of(cls, text: str, stages: int, microbatches: int) -> Self:
-        """Return the schedule that a text names: ``gpipe``, ``1f1b`` or ``interleaved:2``.
+        """Return the schedule with this name: ``gpipe``, ``1f1b`` or ``interleaved:2``.
 
         Raises:
             BadInput: there is none, or the stages cannot follow it.
         """
         order, _, parts = text.partition(":")
         if stages < 2:
-            raise BadInput("one stage has no schedule", where="--microbatches, --schedule", fix="name stages: pp 4")
+            raise BadInput("a schedule needs two stages", where="--microbatches, --schedule", fix="name stages: pp 4")
         if microbatches < 1:
             raise BadInput("a pass needs a microbatch", where="--microbatches", expected="1 or more", got=microbatches)
         if order in ("gpipe", "1f1b") and not parts:
@@ -260,19 +260,19 @@ class Schedule:
 
     @property
     def idle(self) -> Fraction:
-        """Return the share of a pass in which a stage waits, if all parts of all microbatches take equally long.
+        """Return the share of a pass in which a stage is idle, if all parts of all microbatches take equally long.
 
         That is (p - 1) / (v m + p - 1) for p stages, m microbatches and v parts.
         """
         return Fraction(self.stages - 1, self.parts * self.microbatches + self.stages - 1)
 
     def sends(self, stage: int) -> int:
-        """Return how often a stage sends hidden states in the forwards of a pass; the last part sends none."""
+        """Return how often a stage sends hidden states in the forwards of a pass; the last model part sends none."""
         return self.microbatches * (self.parts - (stage == self.stages - 1))
 
 
 def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
-    """Return the sequences of a batch that a rank runs; if it is uneven, the first ones have one more.
+    """Return the number of sequences of a batch that a rank runs; the first ranks get one more if it is uneven.
 
     Ranks along ``dp`` and ``fsdp`` share it. It is a quotient without a branch, which can be solved for the batch.
     """
@@ -281,7 +281,7 @@ def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
 
 
 def pairs_of(inputs: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:
-    """Return, for each rank, how many pairs of a token and an expert it sends to each rank of its group along ``ep``.
+    """Return a table with the token-expert pairs that each rank sends to each rank of its ``ep`` group.
 
     They are those of one call, in every layer; ``6,2;3,5`` has two ranks, and so has ``6+2;3+5``. Empty if the workload
     names no routing.
@@ -293,12 +293,14 @@ def pairs_of(inputs: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:
     rows = [row.replace("+", ",").split(",") for row in text.split(";")] if text else []
     if not all(n.strip().isdecimal() for row in rows for n in row):
         expected = "numbers, with commas in a row and semicolons between rows: 6,2;3,5"
-        raise BadInput("these are not the pairs of ranks", where="--pairs", expected=expected, got=text[:80])
+        raise BadInput("these are not numbers of pairs", where="--pairs", expected=expected, got=text[:80])
     return tuple(tuple(map(int, row)) for row in rows)
 
 
 def splits_of(inputs: Mapping[str, object], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the pairs that a rank sends to, and gets from, each rank of its group along ``ep``; ``None`` if gathered.
+    """Return the token-expert pairs that a rank sends to and receives from each rank of its ``ep`` group.
+
+    ``None`` if tokens are gathered instead.
 
     Raises:
         BadInput: as :func:`pairs_of`.
@@ -310,12 +312,12 @@ def splits_of(inputs: Mapping[str, object], rank: int) -> tuple[tuple[int, ...],
 
 
 def of_mesh(name: str) -> bool:
-    """Return whether a setting belongs to a run on several devices."""
+    """Return whether a setting concerns runs on several devices."""
     return name in (*AXES, RANK, PLAN, DISPATCH, PAIRS, CP_PLAN)
 
 
 def no_such_setting(name: str, where: str, known: Collection[str], fix: str | None = None) -> BadInput:
-    """Return the error that a target lacks a setting; if it is one of a mesh, because nothing says how to split it."""
+    """Return the error for an unknown setting; for a mesh setting, that no plan says how to split the model."""
     if of_mesh(name):
         what = "no plan says how this model is split over devices (transformers: tp_plan of the class)"
         return BadInput(what, where=where, expected="one device")
@@ -323,79 +325,79 @@ def no_such_setting(name: str, where: str, known: Collection[str], fix: str | No
 
 
 def one_device(metric: str, *, where: str) -> BadInput:
-    """Return the error that a run on one device has no collectives, so it lacks a metric of them."""
+    """Return the error that a communication metric does not exist in a run on one device."""
     return BadInput("one device has no collectives", where=where, got=metric, fix="name a mesh, such as tp 8")
 
 
 @dataclass(frozen=True, slots=True)
 class RankCosts:
-    """Costs of ranks that are equal."""
+    """Costs of a set of ranks with equal costs."""
 
     ranks: tuple[int, ...]
     stages: dict[str, dict[str, int]]
-    """Stage -> metric -> cost of each of these ranks; what a rank holds for all stages is under the stage ````."""
+    """Costs of each rank by stage and metric; costs of a whole rank are under the empty stage name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """Equal collectives of the counted rank: of one kind, at one module pattern, in one call of a stage."""
+    """Equal collectives of the counted rank: of one kind, in modules of one pattern, in one call of a stage."""
 
     stage: str
     invocation: str
     kind: str
     """One of ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` and ``send``."""
     group: str
-    """Kind of the group: an axis of the mesh, ``ep/tp`` or ``fsdp*cp`` (:meth:`Mesh.group`)."""
+    """Group of ranks: an axis of the mesh, ``ep/tp`` or ``fsdp*cp`` (:meth:`Mesh.group`)."""
     ranks: tuple[int, ...]
-    """Ranks of the group, the counted one included."""
+    """Ranks of the group, including the counted one."""
     dtype: str
-    """Dtype on the wire; of several kinds of tensors, their dtypes separated by commas."""
+    """Dtype of the sent data; several dtypes separated by commas."""
     count: int
     bytes: int
-    """Bytes of the full tensors of all of them."""
+    """Bytes of the full tensors in all of these collectives."""
     sent_bytes: int
-    """Bytes that the rank sends in all of them."""
+    """Bytes that the rank sends in all of these collectives."""
     module: str
     """Path of the module with ``*`` for numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """What all ranks together have or do more than one device, and why."""
+    """Work or memory that several ranks duplicate, so that their sum exceeds one device's, with the reason."""
 
     what: str
     stage: str
-    """Empty for what ranks hold."""
+    """Stage of duplicated work; empty for duplicated memory."""
     metric: str
     amount: int
-    """Costs of all ranks minus those of one device, of this kind of copy."""
+    """Excess of all ranks' costs over one device's that this duplication causes."""
     bytes: int
-    """The amount if it is in bytes, else 0."""
+    """The amount if its unit is bytes, else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What the counted rank sends to the experts of other ranks, and gets for its own, in a form of dispatch."""
+    """Data that the counted rank exchanges with the experts of other ranks under one dispatch method."""
 
     stage: str
     invocation: str
     form: str
-    """``all-gather``, ``all-to-all``, ``low-latency``, ``by-rank`` or ``by-node``."""
+    """Dispatch method: ``all-gather``, ``all-to-all``, ``low-latency``, ``by-rank`` or ``by-node``."""
     routing: str
-    """``any`` if the numbers hold for every routing; else ``bound``, the most of any, or ``uniform``, the mean."""
+    """``any`` if the numbers hold for every routing; ``bound`` for the maximum, ``uniform`` for the mean."""
     copies: str
-    """Copies of a token that leave its rank, or its node, in a layer; exact: ``1023/256``."""
+    """Copies of a token per layer that leave the token's rank, or its node, as an exact fraction: ``1023/256``."""
     sent_bytes: int
     """Bytes that the rank sends in all layers and calls, to dispatch and to combine, rounded up."""
     fp8_bytes: int
-    """The same if tokens are dispatched in fp8 with a scale for each 128 elements, and combined in the run's dtype."""
+    """Bytes sent if tokens are dispatched in fp8, with a scale per 128 elements, and combined in the run's dtype."""
     expert_flops: int
-    """FLOPs of the routed experts of the rank, rounded up."""
+    """FLOPs of the rank's routed experts, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """A run on several devices: its mesh, the costs of each rank, and what ranks have in common.
+    """A run on several devices: its mesh, the costs of each rank, and costs that ranks duplicate.
 
     For each metric of :attr:`one_device` the costs of all ranks are those of one device and the duplicates, exactly.
     """
@@ -404,15 +406,15 @@ class Parallel:
     rank: int
     """The rank that the sources count."""
     plan: str
-    """Origin of the plan by which modules are split."""
+    """Origin of the plan by which modules are split over ranks."""
     ranks: tuple[RankCosts, ...]
-    """Costs of all ranks; ranks with equal costs are listed together."""
+    """Costs of all ranks, one entry for ranks with equal costs."""
     collectives: tuple[Collectives, ...]
     one_device: dict[str, dict[str, int]]
-    """Stage -> metric -> cost of the same batch on one device; what devices hold is under the stage ````."""
+    """Costs of the same batch on one device, by stage and metric; device-wide costs are under the empty stage name."""
     duplicates: tuple[Duplicate, ...]
     dispatches: tuple[Dispatch, ...] = ()
-    """Forms in which tokens may reach the experts of other ranks; the costs are those of ``all-gather``."""
+    """Exchanged data under each dispatch method; the other costs assume ``all-gather``."""
 
     def extremes(self, stage: str, metric: str) -> tuple[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]]:
         """Return (smallest cost, its ranks) and (largest cost, its ranks) of a metric in a stage."""
@@ -424,7 +426,7 @@ class Parallel:
         return (least, tuple(sorted(found[least]))), (most, tuple(sorted(found[most])))
 
     def problems(self) -> list[BadInput]:
-        """Return an error for each metric whose ranks do not sum to one device and its duplicates.
+        """Return an error for each metric whose sum over ranks is not one device's cost plus the duplicates.
 
         A collective runs among several ranks, the counted one among them, that differ along its axis of the mesh only.
         """

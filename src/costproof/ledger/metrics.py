@@ -1,4 +1,4 @@
-"""Define the metrics that a cost node can have, and the conventions under which they are counted.
+"""Define the metrics that a cost node can have, and the conventions of counting.
 
 A metric is *stage-wide* if it belongs to a module whatever is run through it (its parameters), and *per call* if it
 grows with the workload (its FLOPs). Stage-wide metrics are on nodes whose ``invocation`` is empty.
@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Final
 
 Metric = str
-"""A name in :data:`EVERY_METRIC`. Adding a metric takes only an entry there: sums, files, tables and frames follow."""
+"""Name of a metric in :data:`EVERY_METRIC`.
+
+Adding a metric takes only an entry there: sums, files, tables and frames follow.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """Properties of a metric, which reports and comparisons use instead of naming metrics."""
+    """Properties of a metric, by which reports and comparisons treat metrics without naming them."""
 
     unit: str
     """``elements``, ``bytes``, ``calls``, ``scores``, ``messages``, ``FLOP`` or ``MAC``."""
@@ -24,21 +27,21 @@ class MetricInfo:
     """Title in the tables of reports."""
     meaning: str
     proven: bool = False
-    """Whether a verdict requires two sources to give it; other metrics are compared if two do."""
+    """Whether a verdict requires the metric from two sources; others are compared if two sources have them."""
     by_kind: bool = False
-    """Whether it is compared per operator of a module."""
+    """Whether the metric is compared for each operator kind of a module."""
     column: str = ""
     """Heading in the first table of a report; empty if it appears only in later tables."""
     formula: bool = False
-    """Whether reports print its formula; ``explain`` has all formulas."""
+    """Whether reports print the metric's formula; ``explain`` has formulas of all metrics."""
     convention: str = ""
-    """The other tool's convention that it belongs to, counted on request; empty for ours."""
+    """Another tool's convention to which the metric belongs, counted on request; empty for costproof's."""
     optional: bool = False
-    """Whether a source may lack it, as files of earlier versions do, without leaving a comparison incomplete."""
+    """Whether a source may lack the metric without leaving a comparison incomplete, as older files do."""
     largest: bool = False
-    """Whether it is a maximum over time: stages do not add up, and no node has a part of it."""
+    """Whether the metric is a maximum over time, which is not a sum over stages or nodes."""
     parallel: bool = False
-    """Whether only runs on several devices have it."""
+    """Whether only runs on several devices have the metric."""
 
 
 EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
@@ -184,10 +187,10 @@ SPARED: Final[Metric] = "skippable_bytes"
 SPARED_AT_FLOOR: Final[Metric] = "skippable_floor_bytes"
 IN_FLOAT32: Final[Metric] = "float32_flops"
 ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "other")
-"""Dtypes of multiplications, the slowest first; ``other`` for integers and dtypes that no device file names."""
+"""Dtypes of multiplications, slowest first; ``other`` for integers and dtypes that no device file lists."""
 UNPACKED: Final[Metric] = "unpacked_bytes"
 OF_FORMATS: Final[tuple[Metric, ...]] = ("float8_flops", "other_flops")
-"""FLOPs of products that a format of quantised weights may bring."""
+"""FLOP metrics of dtypes that only formats of quantised weights may bring."""
 OF_BOUNDS: Final[dict[Metric, str]] = {
     SKIPPABLE: "kept FLOPs that another algorithm for the same result leaves out: overlapping taps of a convolution, "
     "latents whose expansion queries absorb; without kept_flops also scores that a mask hides or may hide",
@@ -197,40 +200,40 @@ OF_BOUNDS: Final[dict[Metric, str]] = {
     UNPACKED: "weight_read_bytes beyond those of the weights as a quantised checkpoint stores them",
     **{f"{dtype}_flops": f"headline FLOPs of operators that multiply in {dtype}" for dtype in ARITHMETIC},
 }
-"""Further metrics for time bounds, on nodes with FLOPs or bytes; they are in no table, and are findings if they differ.
+"""Meanings of further metrics for time bounds, which are in no table but are findings if sources differ.
 
 FLOPs without a dtype are in the dtype of the run.
 """
 METRICS: Final[dict[Metric, MetricInfo]] = {
     m: i for m, i in EVERY_METRIC.items() if not (i.convention or i.largest or i.parallel)
 }
-"""Our metrics of every run that are sums over nodes."""
+"""Costproof's metrics that are sums over nodes and exist in every run."""
 COMM: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.parallel}
-"""Metrics of a rank of a run on several devices."""
+"""Communication metrics, which a rank has in a run on several devices."""
 SUMMED: Final[dict[Metric, MetricInfo]] = {**METRICS, **COMM}
-"""All our metrics that are sums over nodes."""
+"""All of costproof's metrics that are sums over nodes."""
 PEAK_METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.largest}
 FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)
 STORAGE: Final[tuple[Metric, ...]] = ("stored_bytes", "stored_elements", "resident_bytes")
 UNPACKING: Final[Metric] = "unpacking_flops"
 OF_CHECKPOINT: Final[tuple[Metric, ...]] = (*STORAGE, UNPACKING)
-"""Metrics that depend on the format of the checkpoint; the last has only a quantised one."""
+"""Metrics that depend on the checkpoint's format; the last one exists only for a quantised checkpoint."""
 TRAFFIC: Final[tuple[Metric, ...]] = (
     "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "kv_cache_bytes",
 )  # fmt: skip
-"""The five metrics of moved bytes; no byte is in two of them."""
+"""The five metrics of moved bytes, which are disjoint."""
 UNFUSED: Final[Metric] = "unfused_bytes"
-"""Bytes if every operator is a separate kernel."""
+"""Metric of the bytes moved if every operator is a separate kernel."""
 FLOOR: Final[Metric] = "floor_bytes"
-"""Compulsory traffic: bytes that cross the boundary of a stage as one kernel."""
+"""Metric of compulsory traffic: bytes that enter or leave a stage that runs as one kernel."""
 PROVEN: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.proven)
 BYTES: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.unit == "bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """Choices that cost models make differently, one field each."""
+    """Choices on which cost models differ, one field each."""
 
     unit: str = "flop"
     """``flop`` (a multiply-accumulate is 2) or ``mac`` (it is 1)."""
@@ -242,11 +245,11 @@ class Conventions:
     mla: str = "none"
     dtype: str = "bfloat16"
     window_padding: str = "counted"
-    """Padded positions of window attention are computed, so they count."""
+    """Whether padded positions of window attention count; they do by default, as they are computed."""
     vector: str = "primitive"
-    """One FLOP per element and primitive: see docs/conventions.md."""
+    """Count of element-wise work: one FLOP per element and primitive, see docs/conventions.md."""
     activations: str = "module-boundary"
-    """Floating-point tensors that cross the boundary between a module's own operators and the rest."""
+    """Activations that count: floating-point tensors that enter or leave a module's own operators."""
 
 
 NOT_COUNTED: tuple[tuple[str, str], ...] = (
@@ -259,4 +262,4 @@ NOT_COUNTED: tuple[tuple[str, str], ...] = (
     ("host work", "image decoding, resizing and tokenising before the model, sampling and detokenising after it"),
     ("backward pass", "inference only"),
 )
-"""(what, why) of everything that no number includes."""
+"""(subject, reason) of everything that no number includes."""

@@ -1,4 +1,4 @@
-"""Define cost nodes and ledgers, the counts of one source.
+"""Define cost nodes, and ledgers, which hold the counts of one source.
 
 A ledger is a flat list of nodes; the tree is in their ids. Totals are sums over the nodes, so a total can never
 disagree with its rows.
@@ -34,16 +34,18 @@ class CostNode:
     kind: str
     """Operator kind as the source names it; empty for metrics of the whole module."""
     costs: dict[Metric, int | None]
-    """Exact integers; ``None`` is unknown, never zero."""
+    """Exact integers by metric; ``None`` is unknown, never zero."""
     exprs: dict[Metric, str] = field(default_factory=dict)
-    """The same quantities in symbols as canonical text, if the source is symbolic."""
+    """The same metrics as canonical expressions in symbols, if the source is symbolic."""
     owner: str = ""
-    """Origin of the numbers: a formula's name (analytic) or the module's class (graph sources)."""
+    """Origin of the numbers: name of the formula (analytic) or class of the module (graph sources)."""
     evidence: tuple[str, ...] = ()
     """Names of the graph nodes or traced operators that were counted."""
     role: str = ""
-    """Name of the module's function in the model, independent of implementations: ``text.layer.mlp.gate``; empty if
-    the source does not know it."""
+    """Function of the module in the model, independent of implementations: ``text.layer.mlp.gate``.
+
+    Empty if the source does not know it.
+    """
 
     @property
     def id(self) -> str:
@@ -52,11 +54,11 @@ class CostNode:
         return f"{self.stage}{call}/{self.module or '(root)'}{':' + self.kind if self.kind else ''}"
 
     def cost(self, metric: Metric) -> int | None:
-        """Return a metric: 0 if the node lacks it, ``None`` if it is unknown or only symbolic."""
+        """Return the value of a metric: 0 if the node lacks the metric, ``None`` if unknown or only symbolic."""
         return self.costs.get(metric, None if metric in self.exprs else 0)
 
     def with_costs(self, costs: dict[Metric, int | None], exprs: dict[Metric, str]) -> CostNode:
-        """Return the node with other costs, in a third of the time of ``dataclasses.replace``."""
+        """Return the node with other costs, three times as fast as ``dataclasses.replace``."""
         return CostNode(
             self.stage, self.invocation, self.module, self.kind, costs, exprs, self.owner, self.evidence, self.role
         )
@@ -65,26 +67,26 @@ class CostNode:
 _SHOWN: Final = 3
 
 NO_RULE: Final = "no rule for this operator"
-"""Reason of an unknown operator without a cost rule, which users can add."""
+"""Reason of an unknown cost: the operator has no cost rule, which users can add."""
 NO_FORMULA: Final = "torch has no formula for this operator"
-"""Reason of an operator that torch's FLOP counter, the second judge, does not count."""
+"""Reason of a missing count by torch's FLOP counter, the second judge: torch has no formula."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownOp:
-    """An operator that computes but whose cost is unknown, which makes a capture incomplete."""
+    """An operator that does work of unknown cost, which makes a capture incomplete."""
 
     op: str
     stage: str
     module: str
     count: int
     bound_flops: int | None
-    """Upper bound of the missing FLOPs, if a rule gives one."""
+    """Upper bound of the unknown FLOPs, if a rule gives one."""
     why: str
 
 
 def unknown_clause(ops: Sequence[UnknownOp]) -> str:
-    """Return ``2 calls in layers.0.mlp, at most 32,768 FLOP`` for unknown calls of one operator."""
+    """Describe calls of an operator with unknown cost: ``2 calls in layers.0.mlp, at most 32,768 FLOP``."""
     calls = sum(o.count for o in ops)
     modules = list(dict.fromkeys(o.module or "(root)" for o in ops))
     more = f" and {plural(len(modules) - _SHOWN, 'more module')}" if len(modules) > _SHOWN else ""
@@ -93,12 +95,12 @@ def unknown_clause(ops: Sequence[UnknownOp]) -> str:
 
 
 def at_most(bound: int | None) -> str:
-    """Return ``at most 32,768 FLOP`` for the bound of an unknown cost."""
+    """Return ``at most 32,768 FLOP`` for the upper bound of an unknown cost."""
     return "no bound of its FLOPs" if bound is None else f"at most {bound:,} FLOP"
 
 
 def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
-    """Return how to add a rule for operators without one; ``None`` if all have rules."""
+    """Return how to add a rule for operators that lack one; ``None`` if every operator has a rule."""
     names = sorted({o.op for o in ops if o.why == NO_RULE})
     if not names:
         return None
@@ -110,13 +112,13 @@ def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StatedDifference:
-    """An amount in which a source differs from others in a module for a reason that it states."""
+    """A known difference between a source and others in one module, with a reason that the source states."""
 
     module: str
     metric: Metric
     why: str
     amount: int
-    """Value of the source minus that of the others."""
+    """Value in this source minus value in the others."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -126,29 +128,31 @@ class Ledger(NotebookRepr):
     source: str
     nodes: tuple[CostNode, ...]
     metrics: tuple[Metric, ...]
-    """Metrics that this source gives; others are absent, not zero."""
+    """Metrics that the source counts; all others are absent, not zero."""
     stages: tuple[str, ...]
-    """Stages that this source covers."""
+    """Stages that the source counts."""
     unknown_ops: tuple[UnknownOp, ...] = ()
     notes: tuple[str, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
-    """Deviations from the conventions of the capture, such as ``{"unit": "mac"}``. The comparison converts such
-    numbers; nothing else may explain a difference as one of convention."""
+    """Deviations from the conventions of the capture, such as ``{"unit": "mac"}``.
+
+    The comparison converts such numbers; nothing else may explain a difference as one of convention.
+    """
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """``stage[invocation]`` -> symbol -> value from the shapes of the inputs, independent of formulas."""
+    """Symbol values according to the shapes of the inputs, independent of formulas, by ``stage[invocation]``."""
     bounds: bool = False
-    """Whether nodes have the metrics of :data:`~costproof.ledger.metrics.OF_BOUNDS` where they are not 0."""
+    """Whether nodes have the metrics of :data:`~costproof.ledger.metrics.OF_BOUNDS`, where not 0."""
     attributes_bytes: int = 0
-    """Memory of tensors that are plain attributes of modules, neither parameters nor buffers, from 1 MB on."""
+    """Bytes of tensors that are plain attributes of modules, not parameters or buffers, if at least 1 MB."""
     differences: tuple[StatedDifference, ...] = ()
-    """Amounts that headers of a checkpoint have unlike its layout, for known reasons; empty for other sources."""
+    """Known differences of a checkpoint's headers from its derived layout; empty for other sources."""
 
     def __repr__(self) -> str:
-        """Return one line, since a notebook must not print a thousand nodes."""
+        """Return a summary in one line, since a notebook must not print a thousand nodes."""
         return f"Ledger({self.source}: {plural(len(self.nodes), 'node')}, {plural(len(self.stages), 'stage')})"
 
     def without(self, left: Collection[Metric]) -> Ledger:
-        """Return the ledger without some metrics."""
+        """Return the ledger without the given metrics."""
         gone = frozenset(left)
         if not gone:
             return self
@@ -163,14 +167,14 @@ class Ledger(NotebookRepr):
         return replace(self, nodes=tuple(map(kept, self.nodes)), metrics=metrics)
 
     def hides(self, metric: Metric, stage: str | None = None) -> bool:
-        """Return whether an unknown operator makes a metric's sum unknown, in one stage or in any."""
+        """Return whether an unknown operator makes the sum of a metric unknown, in one stage or in any."""
         of_operators = metric != "calls" and metric not in STAGE_WIDE
         return of_operators and any(stage in (None, op.stage) for op in self.unknown_ops)
 
     def total(
         self, metric: Metric, where: Callable[[CostNode], bool] | None = None, stage: str | None = None
     ) -> int | None:
-        """Return :func:`total` over the nodes that ``where`` selects, of all stages or of one.
+        """Return a metric summed over the nodes that ``where`` selects, of all stages or of one.
 
         Returns ``None`` for a metric that the source does not give, and if an unknown operator leaves the sum open;
         :func:`known_part` is then a lower bound.
@@ -186,7 +190,7 @@ class Ledger(NotebookRepr):
         return total(picked, metric)
 
     def stage_total(self, stage: str, metric: Metric, invocation: str | None = None) -> int | None:
-        """Return :meth:`total` over a stage, or over one invocation of it.
+        """Return a metric summed over a stage, or over one invocation of the stage.
 
         Raises:
             BadInput: the source does not cover the stage, or there is no such metric.
@@ -202,7 +206,7 @@ class Ledger(NotebookRepr):
 
 
 def not_given(metric: Metric, source: str, *, where: str, fix: str | None = None) -> Incomplete:
-    """Return the error that a source leaves a metric unknown, so that no number of it is 0."""
+    """Return the error that a source does not count a metric, so that missing numbers are unknown and not 0."""
     return Incomplete(f"the {source} ledger leaves this metric unknown", where=where, got=metric, fix=fix)
 
 
@@ -216,7 +220,7 @@ def bearing(nodes: Iterable[CostNode], metric: Metric) -> list[CostNode]:
 
 
 def total(nodes: Iterable[CostNode], metric: Metric) -> int | None:
-    """Return the sum of a metric over nodes; all totals use this function.
+    """Return a metric summed over nodes; all totals use this function.
 
     A node without the metric is not concerned, ``None`` is unknown and makes the sum unknown, 0 is zero.
     """
@@ -224,12 +228,12 @@ def total(nodes: Iterable[CostNode], metric: Metric) -> int | None:
 
 
 def known_part(nodes: Iterable[CostNode], metric: Metric) -> int:
-    """Return the sum of known values: a lower bound of :func:`total` if some are unknown."""
+    """Return a metric summed over its known values, a lower bound of :func:`total` if some are unknown."""
     return sum(n.cost(metric) or 0 for n in bearing(nodes, metric))
 
 
 def exact_sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum, or ``None`` if a value is unknown."""
+    """Return the sum of integers, or ``None`` if any of them is unknown."""
     total = 0
     for value in values:
         if value is None:

@@ -1,4 +1,4 @@
-"""Provide base classes of results that notebooks and consoles display as reports."""
+"""Define base classes of results that notebooks and consoles display as reports."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ OFFLINE: Final = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "USE_HUB_KERNELS": "NO",
 }
-"""Environment variables for other processes and for libraries that are not imported yet."""
+"""Environment variables that keep child processes, and libraries imported later, off the network."""
 _CONSTANTS: Final = (
     ("huggingface_hub.constants", "HF_HUB_OFFLINE", True, ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")),
     ("huggingface_hub.constants", "HF_HUB_DISABLE_TELEMETRY", True, ("HF_HUB_DISABLE_TELEMETRY",)),
@@ -27,9 +27,9 @@ _CONSTANTS: Final = (
     ("datasets.config", "HF_DATASETS_OFFLINE", True, ("HF_DATASETS_OFFLINE",)),
     ("transformers.integrations.hub_kernels", "_kernels_enabled", False, ("USE_HUB_KERNELS",)),
 )
-"""(module, constant that it set from the environment at import, the offline value, the variables that set it)."""
+"""Module constants to change for offline use: (module, name, offline value, environment variables that set it)."""
 _SESSIONS: Final = "huggingface_hub.utils._http"
-"""Before version 1 a session is online or offline for its whole life."""
+"""Module of huggingface_hub with its HTTP sessions, which before version 1 stay online or offline once created."""
 _TRUE: Final = ("1", "ON", "YES", "TRUE")
 
 
@@ -39,7 +39,7 @@ class _Switch:
     def __init__(self, on: Callable[[ExitStack], None]) -> None:
         self._on = on
         self._holders: list[int] = []
-        """The threads that need it, one of them perhaps several times."""
+        """Ids of the threads that need the change, once for each block that they are in."""
         self._undo = ExitStack()
         self._lock = threading.Lock()
         if hasattr(os, "register_at_fork"):
@@ -63,7 +63,7 @@ class _Switch:
                     self._undo.close()
 
     def _forked(self) -> None:
-        """Replace the lock in a forked child, and undo changes that only threads of the parent need."""
+        """Replace the lock in a forked child, and undo changes that only the parent's threads need."""
         self._lock = threading.Lock()
         gone = bool(self._holders)
         self._holders = [thread for thread in self._holders if thread == threading.get_ident()]
@@ -89,7 +89,7 @@ def _off(undo: ExitStack) -> None:
 
 
 def _as_imported(module: str, name: str, value: bool) -> None:
-    """Set a constant of a module that was imported while offline to its online value."""
+    """Set a constant of a module that was imported while offline to its usual value."""
     if hasattr(sys.modules.get(module), name):
         setattr(sys.modules[module], name, value)
 

@@ -1,4 +1,4 @@
-"""Describe peaks of live activations, of every call of a stage, in the graph and in the eager module.
+"""Describe the live activation peak of every call of a stage, in the graph and in the eager module.
 
 The two peaks differ. The *graph peak* frees a tensor after its last reader. The *eager peak* is what the module holds
 while Python runs it, whose frames keep tensors that nothing reads anymore. Neither is a sum over nodes: each is the
@@ -20,18 +20,18 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 @dataclass(frozen=True, slots=True)
 class LiveTensor:
-    """A piece of memory that is alive at a peak, described by the tensor for which it was allocated."""
+    """A memory allocation that is live at a peak, described by the tensor for which it was made."""
 
     name: str
     """Argument name of an input; otherwise the operator without its namespace."""
     shape: tuple[int, ...]
     dtype: str
     bytes: int
-    """Bytes of the memory, which may exceed those of the tensor's elements."""
+    """Bytes of the allocation, which may exceed those of the tensor's elements."""
     operator: str
-    """Operator that created it; empty for an input."""
+    """Operator that allocated the tensor; empty for an input."""
     module: str
-    """Path of the module that created it, from the root of the model."""
+    """Path of the module that allocated the tensor, from the root of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,56 +39,59 @@ class Moment:
     """The moment with the most live bytes within one section of a run."""
 
     event: int
-    """Number of allocations and releases before it."""
+    """Number of allocations and releases before this moment."""
     bytes: int
     module: str
     """Path of the module with the last allocation; empty for the inputs."""
 
 
 STRETCHES: Final = 120
-"""Maximum number of sections of a curve, enough for a picture of any execution."""
+"""Maximum number of sections of a memory curve, enough for a picture of any execution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The first moment of a call at which the most bytes are alive, without parameters and buffers."""
+    """The first moment of a call with the most live bytes, without parameters and buffers."""
 
     bytes: int
     operator: str
-    """Operator that runs at the peak."""
+    """Operator that runs at the moment of the peak."""
     module: str
     alive: tuple[LiveTensor, ...]
-    """Live tensors in order of allocation; they sum to the peak."""
+    """Live tensors in order of allocation, whose bytes sum to the peak."""
     events: int = 0
-    """Allocations and releases in the whole execution."""
+    """Number of allocations and releases in the whole execution."""
     curve: tuple[Moment, ...] = ()
-    """The execution in at most :data:`STRETCHES` sections of equally many events; their maximum is the peak."""
+    """Highest moments of at most :data:`STRETCHES` sections with equally many events; their maximum is the peak."""
 
 
 GapKind = Literal["held", "eager only", "graph only", "elsewhere"]
-"""``held``: a tensor that nothing reads anymore. ``eager only``: a tensor that the module creates and its graph does
-not. ``graph only``: the reverse, or a tensor that only the graph still holds. ``elsewhere``: how much less the graph
-holds at this moment than at its own peak."""
+"""Reason for a part of the difference between eager and graph peak.
+
+``held``: a tensor that nothing reads anymore. ``eager only``: a tensor that the module creates and its graph does not.
+``graph only``: the reverse, or a tensor that only the graph still holds. ``elsewhere``: how much less the graph holds
+at this moment than at its own peak.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GapPart:
-    """A part of the difference between eager and graph peak."""
+    """One summand of the difference between eager and graph peak."""
 
     kind: GapKind
     bytes: int
-    """Signed bytes; the parts of a call sum to its gap."""
+    """Signed bytes; the summands of a call sum to its difference."""
     tensor: LiveTensor | None
-    """The tensor; ``None`` for ``elsewhere``."""
+    """The tensor that causes it; ``None`` for ``elsewhere``."""
     holders: tuple[str, ...] = ()
-    """Variables that hold the tensor, outermost first: ``LlamaDecoderLayer.forward: residual``."""
+    """Variables that keep the tensor alive, outermost first: ``LlamaDecoderLayer.forward: residual``."""
     where: str = ""
     """For ``elsewhere``, the module in which the graph has its peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPeaks:
-    """Peaks of one call of a stage, or of one exported part of it; for decode, of the last step."""
+    """Live activation peaks of one call of a stage, or of an exported part of it; for decode, of the last step."""
 
     stage: str
     invocation: str
@@ -97,17 +100,17 @@ class CallPeaks:
     eager: Peak | None
     gap: tuple[GapPart, ...] = ()
     notes: tuple[str, ...] = ()
-    """Why a peak is unknown, and assumptions."""
+    """Reasons for an unknown peak, and assumptions."""
     form: str = ""
-    """Graph peak in symbols, valid wherever the exported graph is; empty if unknown."""
+    """Graph peak in symbols, valid wherever the exported graph is valid; empty if unknown."""
     given: str = ""
-    """Part of the peak from inputs, which are alive throughout."""
+    """Contribution of inputs to the graph peak in symbols; inputs are live throughout."""
     holds: tuple[str, ...] = ()
-    """Path conditions of the exported graph: expressions that are all nonnegative where it is valid."""
+    """Path conditions of the exported graph, as expressions that are nonnegative where the graph is valid."""
     formula: int | None = None
-    """Graph peak by the formula of the target; ``None``: it has none."""
+    """Graph peak by the target's formula; ``None`` without a formula."""
     gathered_bytes: int | None = None
-    """Upper bound of the gathered parameters and their buffers, held besides; ``None``: nothing is gathered."""
+    """Upper bound of the bytes of all-gathered parameters and their buffers, not in the peak; ``None`` without any."""
 
     @property
     def gap_bytes(self) -> int | None:
@@ -116,13 +119,13 @@ class CallPeaks:
 
     @property
     def residual(self) -> int | None:
-        """Return the bytes of the difference between eager and graph peak that its named parts do not explain."""
+        """Return the bytes of the difference between eager and graph peak that :attr:`gap` does not explain."""
         return None if self.gap_bytes is None else self.gap_bytes - sum(p.bytes for p in self.gap)
 
 
 @dataclass(frozen=True, slots=True)
 class StagePeaks:
-    """Largest peaks over a stage's calls; ``None`` if one of them is unknown."""
+    """Largest live activation peaks over a stage's calls; ``None`` if any peak is unknown."""
 
     stage: str
     graph_peak_bytes: int | None
@@ -149,7 +152,7 @@ class Peaks:
         return EXIT_OK if known and self.calls else EXIT_INCOMPLETE
 
     def __repr__(self) -> str:
-        """Return one line, since a notebook must not print every tensor."""
+        """Return a summary in one line, since a notebook must not print every tensor."""
         return f"Peaks({self.target.name} at {self.workload.name}: {plural(len(self.calls), 'call')})"
 
 
@@ -157,7 +160,7 @@ PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 7), type=Peaks)
 
 
 def by_stage(calls: Iterable[CallPeaks]) -> tuple[StagePeaks, ...]:
-    """Return the largest peaks of each stage."""
+    """Return the largest peaks over the calls of each stage."""
     of: dict[str, list[CallPeaks]] = {}
     for call in calls:
         of.setdefault(call.stage, []).append(call)
@@ -172,6 +175,6 @@ def _bytes(peak: Peak | None) -> int | None:
 
 
 def largest(sizes: Iterable[int | None]) -> int | None:
-    """Return the maximum; ``None`` if a value is unknown or there is none."""
+    """Return the maximum of some numbers; ``None`` if any is unknown, or without numbers."""
     every = list(sizes)
     return max((s for s in every if s is not None), default=None) if None not in every else None

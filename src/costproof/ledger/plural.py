@@ -1,4 +1,4 @@
-"""Format counts with their nouns and verbs."""
+"""Format counts with nouns and verbs in the right number."""
 
 from __future__ import annotations
 

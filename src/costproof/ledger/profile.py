@@ -17,7 +17,7 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Nanoseconds of the same work in several runs, in order."""
+    """Nanoseconds of the same work in several runs, in the order of the runs."""
 
     runs: tuple[int, ...]
 
@@ -32,7 +32,7 @@ class StageTime:
     """Time of one stage in one forward, measured without a profiler."""
 
     run: str
-    """``page``, ``prompt`` or ``step@P``."""
+    """Name of the forward: ``page``, ``prompt`` or ``step@P``."""
     stage: str
     invocation: str
     time: Timing
@@ -40,39 +40,42 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTime:
-    """Time of one module in all profiled forwards. The profiler itself takes time; shares mean more than sums."""
+    """Time of one module in all profiled forwards, including the profiler's overhead.
+
+    Shares therefore mean more than sums.
+    """
 
     module: str
-    """Path as in the callgraph."""
+    """Module path as in the callgraph."""
     calls: int
-    """Calls per profiled run."""
+    """Number of calls per profiled run."""
     cpu: Timing
-    """CPU time including children."""
+    """CPU time including submodules."""
     cpu_self: Timing
-    """CPU time without children."""
+    """CPU time without submodules."""
     device: Timing | None
-    """Time of kernels on the GPU including children; ``None`` on the CPU."""
+    """Time of the GPU kernels including submodules; ``None`` on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """Time of one operator in the innermost module that ran it."""
+    """Time of one operator within the innermost module that ran it."""
 
     module: str
     operator: str
     calls: int
-    """Calls per profiled run."""
+    """Number of calls per profiled run."""
     cpu_self: Timing
     device_self: Timing | None
     memory_bytes: int
     """Bytes allocated minus bytes freed on the device, in the last profiled run."""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the tensors in its first call."""
+    """Shapes of the tensors in the operator's first call."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnqueuedCall:
-    """One operator call on the host and device clocks of an eager run, in nanoseconds.
+    """One operator call of an eager run, with its times on host and device in nanoseconds.
 
     On a processor the work is done inside the call: ``device`` is 0, ``launches`` is 0, and ``dispatch`` has all of it.
     """
@@ -81,32 +84,32 @@ class EnqueuedCall:
     module: str
     """Path of the innermost module that makes the call."""
     python: int
-    """Host time since the operator before it returned: the Python of modules."""
+    """Host time from the previous operator's return to this call, spent in the Python code of modules."""
     dispatch: int
     """Host time inside the call, without launches and without waiting: dispatcher and allocator."""
     launch: int
-    """Host time inside the runtime's calls that enqueue its kernels and copies."""
+    """Host time inside the CUDA runtime calls that enqueue the operator's kernels and copies."""
     launches: int
-    """Kernels, copies and fills that it enqueues on the device."""
+    """Number of kernels, copies and fills that the operator enqueues on the device."""
     device: int
-    """Device time of these, one after another in the queue of an eager run."""
+    """Device time of these kernels, copies and fills, one after another in an eager run's queue."""
     synchronises: bool
     """Whether the host waits for the device before the call returns, as ``.item()`` and copies to the host do."""
     kernels: int | None = None
-    """Device time of these without the gaps between them, as the profiler shows it; ``None`` if not measured."""
+    """Device time of these kernels without gaps between them, by the profiler; ``None`` if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All measured times of a run."""
+    """All measured times of a run, with device and clock."""
 
     device: str
-    """``cpu``, or the name of the GPU."""
+    """Name of the device: ``cpu``, or the name of the GPU."""
     clock: str
     """Clock of the stage times: ``perf_counter`` or ``CUDA events``."""
     threads: int
     warm_up: int
-    """Runs before the measured ones."""
+    """Number of runs before the measured ones."""
     stages: tuple[StageTime, ...]
     modules: tuple[ModuleTime, ...]
     operators: tuple[OperatorTime, ...]
@@ -125,7 +128,7 @@ class Profile:
     run: RunOptions
     measured: Measured
     flops: dict[str, int | None] = field(default_factory=dict)
-    """``run/stage/invocation`` -> headline FLOPs from the trace of the same forwards."""
+    """Headline FLOPs from the trace of the same forwards, by ``run/stage/invocation``."""
 
 
 PROFILE: Final = FileKind(name="costproof/profile", version=(2, 3), type=Profile)

@@ -1,4 +1,4 @@
-"""Describe the sources of counts, and how they run a model: device, weights, layers, conventions."""
+"""Describe the sources of counts, and the options with which they run a model: device, weights, layers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class CountingSource:
 
     name: str
     doing: str
-    """Description of its work, for progress."""
+    """Words for progress lines that describe the source's work."""
     graph: bool = True
-    """Whether it counts operators of a graph, unlike formulas."""
+    """Whether the source counts operators of a graph, unlike formulas."""
     default: bool = True
-    """Whether it counts by default."""
+    """Whether the source counts unless other sources are requested."""
 
 
 SOURCES: Final = (
@@ -31,7 +31,7 @@ SOURCES: Final = (
     CountingSource("dynamic", "tracing the run"),
     CountingSource("isolated", "tracing every stage alone", default=False),
 )
-"""All sources, in the order of reports and comparisons."""
+"""All sources of counts, in the order of reports and comparisons."""
 
 ALL_SOURCES: Final = tuple(s.name for s in SOURCES)
 GRAPH_SOURCES: Final = tuple(s.name for s in SOURCES if s.graph)
@@ -41,38 +41,38 @@ DEFAULT_SOURCES: Final = tuple(s.name for s in SOURCES if s.default)
 RunDevice = Literal["meta", "cpu", "cuda"]
 
 Convention = Literal["fvcore-macs"]
-"""Conventions of other tools that can be counted in addition to ours."""
+"""Conventions of other tools that can be counted in addition to costproof's."""
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 RANDOM: Final = "random"
-"""Value of ``weights`` for a seeded generator in place of a checkpoint."""
+"""Value of ``weights`` for randomly initialised weights instead of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of a run besides the workload; by default tensors have shapes without values."""
+    """Options of a run besides the workload; by default tensors have shapes but no values."""
 
     device: RunDevice = "meta"
     """``meta`` computes only shapes; on ``cpu`` and ``cuda`` the model runs."""
     weights: str = RANDOM
-    """``random``, or the folder of a checkpoint. A capture has the folder's name, not its path."""
+    """``random``, or the folder of a checkpoint, of which a capture stores only the name."""
     seed: int = 0
     """Seed of random weights, pixels and tokens."""
     layers: int | None = None
-    """Number of decoder layers (default: the whole model)."""
+    """Number of decoder layers to keep (default: all)."""
     profile: int = 0
     """Number of timed runs."""
     convention: Convention | None = None
-    """Another tool's convention that the graph sources count in addition to ours."""
+    """Another tool's convention that graph sources count in addition to costproof's."""
 
     @property
     def real(self) -> bool:
-        """Return whether tensors have values."""
+        """Return whether tensors have values, not only shapes."""
         return self.device != "meta"
 
     def check(self) -> None:
-        """Refuse options that need values on the meta device.
+        """Reject options that need tensor values on the meta device.
 
         Raises:
             BadInput: weights or timing on meta.
@@ -91,23 +91,22 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """A traced forward, counted separately."""
+    """A traced forward, which is counted separately from other forwards."""
 
     id: str
-    """``page``, ``prompt`` or ``step@P``."""
+    """Name of the forward: ``page``, ``prompt`` or ``step@P``."""
     context: int | None
     """Tokens in the cache before the forward; ``None`` for the prefill."""
     operators: int
     module_calls: int
     flops: int | None
-    """Headline FLOPs of this forward."""
+    """Headline FLOPs of the forward."""
     vector_flops: int | None
     kv_cache_bytes: int | None
     expert_tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Module of routed experts -> rows that each expert received, 0 for an expert that did not run; only for real
-    runs."""
+    """Tokens that each expert received in a real run, by module of routed experts; 0 for an idle expert."""
     expert_flops: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Module of routed experts -> headline FLOPs of each expert by FlopCounterMode, if experts are modules."""
+    """Headline FLOPs of each expert by FlopCounterMode, by module of routed experts, if experts are modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class RunRecord:
 
     options: RunOptions
     notes: tuple[str, ...] = ()
-    """Notes on what was loaded, converted or left out."""
+    """Notes on weights that were loaded, converted or left out."""
     runs: tuple[TracedRun, ...] = ()
 
 

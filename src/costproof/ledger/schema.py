@@ -31,7 +31,7 @@ class FileKind(Generic[T]):
     version: tuple[int, int]
     type: type[T]
     left_out: tuple[str, ...] = ()
-    """Fields that a file has only if they are not empty."""
+    """Fields that the file contains only if they are not empty."""
 
 
 _adapters: dict[type, TypeAdapter[Any]] = {}
@@ -57,7 +57,7 @@ _CONFIGURATION_KEYS: Final = ("model_type", "architectures")
 
 
 def load(path: Path, kind: FileKind[T], *, make_again: str) -> T:
-    """Read a file of a kind.
+    """Read a costproof file, and check that it is of this kind, of a known version and valid.
 
     Args:
         make_again: command that creates such a file, for the error text.
@@ -70,7 +70,7 @@ def load(path: Path, kind: FileKind[T], *, make_again: str) -> T:
 
 
 def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -> T:
-    """Parse a value that is already read as JSON; see :func:`load`."""
+    """Convert parsed JSON to the content of a file; see :func:`load`."""
     from pydantic import ValidationError
 
     short = kind.name.split("/")[-1]
@@ -123,12 +123,12 @@ def json_schema(kind: FileKind[T]) -> dict[str, Any]:
 
 
 SCALAR: Final = {"type": ["string", "number"]}
-"""Schema of a string or number in files that people write: editors read ``12`` as a number, and we keep its digits."""
+"""Schema of a string or number in files that people write; editors read ``12`` as a number, whose digits are kept."""
 MAP: Final = {"type": "object", "additionalProperties": SCALAR}
 
 
 def form_schema(title: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema 2020-12 of a file that people write."""
+    """Return the JSON Schema 2020-12 of a kind of file that people write."""
     return {"$schema": DIALECT, "title": title, **schema}
 
 
@@ -139,7 +139,7 @@ def _version(text: object) -> tuple[int | None, int]:
 
 
 def location(parts: tuple[int | str, ...]) -> str:
-    """Return a path in a file as messages write it: ``$.claims[2].id``."""
+    """Return a path in a file as in messages: ``$.claims[2].id``."""
     return "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts)
 
 

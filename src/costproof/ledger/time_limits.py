@@ -19,9 +19,9 @@ from costproof.ledger.errors import BadInput
 @dataclass(slots=True)
 class _Limit:
     end: float
-    """End of the limit on the thread's clock."""
+    """Time on the thread's processor clock at which the limit is reached."""
     earliest: float
-    """Earliest possible end on the wall clock, which is cheaper to read."""
+    """Earliest wall-clock time at which the limit can be reached; this clock is cheaper to read."""
     seconds: int
     what: str
     where: str
@@ -67,7 +67,7 @@ def time_limit(seconds: int, what: str, *, where: str, fix: str | None = None) -
 
 
 def check_time() -> None:
-    """Check the limit of this thread; called in every loop whose length a file determines.
+    """Raise an error if the processor time limit of this thread is exceeded; for loops whose length a file determines.
 
     Raises:
         BadInput: the limit is exceeded.

@@ -1,4 +1,4 @@
-"""Recompute the numbers of a capture, and check that its parts agree.
+"""Recompute the numbers of a capture, and check that its contents are consistent.
 
 A file may be truncated, edited or made by somebody else. It contains its expressions, the values of their symbols and
 the traced runs, so its numbers can be checked without torch, in a fraction of a second. This finds files that
@@ -27,19 +27,21 @@ from costproof.ledger.time_limits import check_time
 _SHOWN: Final = 20
 """Maximum number of problems reported for a file."""
 _LARGEST: Final = 10**18
-"""Limit of symbol values and of calls: settings have at most 18 digits."""
+"""Limit of symbol values and of calls, since settings have at most 18 digits."""
 _LARGEST_COST: Final = 10**100
 _MOST_TERMS: Final = 5_000
-"""Maximum number of terms of all distinct expressions of a file, expanded; DeepSeek-OCR counted three ways has 530."""
+"""Maximum number of expanded terms in all distinct expressions of a file; DeepSeek-OCR counted three ways has 530."""
 _MOST_TERMS_EACH: Final = 500
-"""Maximum number of terms of one expression; 61 layers have at most 12. Reports sum and factor them, at some
-milliseconds per term."""
+"""Maximum number of terms in one expression, which reports sum and factor at some milliseconds per term.
+
+61 layers have at most 12.
+"""
 _LATEX: Final = re.compile(r"[A-Za-z0-9_{}\\^ ,.'()*+-]{0,200}")
-"""Allowed typesetting of a symbol, which appears unescaped in Markdown."""
+"""Matches the allowed LaTeX of a symbol, which appears unescaped in Markdown."""
 
 
 def validate_capture(capture: Capture, *, where: str) -> None:
-    """Refuse a capture whose parts contradict each other.
+    """Reject a capture with contradictory contents.
 
     Stages and invocations are those that the capture names; sources and quantities occur once; costs equal their
     expressions at the capture's symbols; and the dynamic source is the sum of its runs.
@@ -82,7 +84,7 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
 
 
 def _check_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInput]:
-    """Check that stages sum to the total, except for stage-wide metrics, and that names are valid."""
+    """Check that extrapolated stage costs sum to the total, unless stage-wide, and that names are valid."""
     if not whole.stages.keys() <= set(stages):
         yield BadInput("these are not the stages of the target", where="$.whole.stages", got=", ".join(whole.stages))
     if unknown := sorted({m for costs in (whole.totals, *whole.stages.values()) for m in costs} - EVERY_METRIC.keys()):
@@ -103,7 +105,7 @@ def _check_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInpu
 
 
 def _check_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInput]:
-    """Check that live tensors sum to the peak, and the parts of the gap to the gap."""
+    """Check that live tensors sum to the peak, and the explained parts to the gap between eager and graph."""
     if call.stage not in capture.target.stages:
         yield BadInput("not a stage of this target", where=f"{where}.stage", got=call.stage)
     for name, peak in (("graph", call.graph), ("eager", call.eager)):
@@ -121,7 +123,7 @@ def _check_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadI
 
 
 def _check_curve(peak: Peak, where: str) -> Iterator[BadInput]:
-    """Check that the curve is increasing in time, within the execution, and as high as the peak."""
+    """Check that a memory curve is ordered in time, ends within the execution, and is as high as the peak."""
     highest = max(m.bytes for m in peak.curve)
     if highest != peak.bytes or any(m.bytes < 0 for m in peak.curve):
         yield BadInput("the maximum of the curve is not the peak", where=where, expected=peak.bytes, got=highest)
@@ -135,7 +137,7 @@ def _check_curve(peak: Peak, where: str) -> Iterator[BadInput]:
 
 
 def _check_sizes(capture: Capture) -> Iterator[BadInput]:
-    """Check for contents that would be slow or long to process."""
+    """Check for contents that would take long to process."""
     for name, doc in capture.symbols.items():
         if not _LATEX.fullmatch(doc.latex) or not name.isidentifier():
             yield BadInput(
@@ -208,7 +210,7 @@ def _check_ledger(
 def _check_node(
     node: CostNode, at: str, values: dict[str, int], cache: dict[tuple[str, str, str], int | BadInput]
 ) -> Iterator[BadInput]:
-    """Check that costs are not negative and equal the node's formulas."""
+    """Check that a node's costs are not negative and equal its formulas."""
     for metric, cost in node.costs.items():
         if cost is not None and not 0 <= cost < _LARGEST_COST:
             yield BadInput("a cost must be at least 0 and have at most 100 digits", where=f"{at}.costs.{metric}")

@@ -1,4 +1,4 @@
-"""Describe a workload and a counted model as data, and in the line that begins every report."""
+"""Describe a workload and a counted model as data, and in the first line of every report."""
 
 from __future__ import annotations
 
@@ -18,59 +18,62 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 AttentionKind = Literal["sdpa", "eager", "flash_attention_2"]
 Logits = Literal["all", "last"]
 ExpertKernel = Literal["grouped_mm", "batched_mm", "eager"]
-"""``eager`` loops over the experts that received tokens; which ones is data, so only real runs can trace it."""
+"""Implementation of routed experts; ``eager`` loops over the experts that received tokens.
+
+Which ones is data, so only real runs can trace it.
+"""
 
 PAIRS_OF_4_BITS: Final = "float4_e2m1fn_x2"
-"""Dtype whose elements each hold two 4-bit numbers."""
+"""Torch dtype each of whose elements packs two 4-bit numbers."""
 FLOAT_BYTES: Final[dict[str, int]] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, PAIRS_OF_4_BITS: 1,
     "complex32": 4, "complex64": 8, "complex128": 16,
 }  # fmt: skip
-"""Bytes per element of dtypes that count as activations."""
+"""Bytes per element of the floating-point dtypes that count as activations, by dtype."""
 ITEM_BYTES: Final[dict[str, int]] = {
     **FLOAT_BYTES, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
     "uint64": 8, "uint32": 4, "uint16": 2,
 }  # fmt: skip
-"""Bytes per element of every dtype."""
+"""Bytes per element of every dtype, by dtype."""
 
 
 ConfigValue = bool | int | float | str | tuple[int | str, ...] | None
 """A value of a configuration key."""
 SettingValue = int | str | tuple[int, ...]
-"""A value of a target's own setting."""
+"""A value of a setting that a target defines."""
 PAST: Final = "past"
-"""Input of a workload: tokens per sequence in the cache before the prefill, if there are any."""
+"""Workload input with the tokens per sequence in the cache before the prefill, if there are any."""
 ATTRIBUTES: Final = "tensors that are attributes, no parameters or buffers, are in no number of bytes of modules: "
-"""Beginning of the note on the memory of tensors that are plain attributes of modules."""
+"""First words of the note on the memory of tensors that are plain attributes of modules."""
 ROWS: Final = "rows"
-"""Input of a workload: the rows of a batch of unequal sequences, as :attr:`BatchRow.text`, separated by commas."""
+"""Workload input with the rows of a batch of unequal sequences, as comma-separated :attr:`BatchRow.text`."""
 ROWS_INVOCATION: Final = "rows"
-"""Invocation of the prefill that processes the rows of a batch."""
+"""Id of the prefill invocation that processes the rows of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """Sequences of a batch that are equal: a prompt, a chunk behind a prefix, a decode step, drafted tokens."""
+    """A set of equal sequences in a batch: a prompt, a chunk after a prefix, a decode step, or drafted tokens."""
 
     new: int
     """Tokens that each sequence processes."""
     past: int = 0
-    """Tokens of each sequence that are in the cache before."""
+    """Tokens of each sequence that are already in the cache."""
     count: int = 1
-    """Number of these sequences."""
+    """Number of equal sequences."""
     logits: int = 1
-    """Last positions of each sequence that lm_head maps."""
+    """Number of last positions of each sequence that get logits."""
 
     @property
     def text(self) -> str:
-        """Return the row as it is stored: ``16x5+8000/1``, 16 sequences of 5 tokens behind 8000, 1 with logits."""
+        """Return the stored text of the row: ``16x5+8000/1``, 16 sequences of 5 tokens after 8000, 1 with logits."""
         kept = "" if self.new == self.logits == 1 else f"/{self.logits}"
         return f"{f'{self.count}x' if self.count > 1 else ''}{self.new}{f'+{self.past}' if self.past else ''}{kept}"
 
     @property
     def short(self) -> str:
-        """Return the row without its logits if only the last position has them."""
+        """Return the text of the row, without its logits if only the last position has them."""
         return self.text.removesuffix("/1")
 
 
@@ -83,21 +86,21 @@ def _stored_rows(text: str) -> tuple[BatchRow, ...]:
     for part in text.split(","):
         matched = _ROW.fullmatch(part)
         if matched is None:
-            raise BadInput("a workload has a row that is not one", where="$.workload.inputs.rows", got=part[:60])
+            raise BadInput("a row of the workload is invalid", where="$.workload.inputs.rows", got=part[:60])
         count, new, past, logits = matched.groups(default="")
         found.append(BatchRow(int(new), int(past or 0), int(count or 1), int(logits or 1)))
     return tuple(found)
 
 
 def sequences_in(
-    given: Iterable[str | Mapping[str, Any]], names: Sequence[Collection[str]], usual: Logits
+    given: Iterable[str | Mapping[str, Any]], names: Sequence[Collection[str]], *, every: bool
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (number, new tokens, past, logits) of rows that are valid, as a second reading of what a user gives.
+    """Parse the text of batch rows a second time, and yield (number, new tokens, past, logits) of valid rows.
 
     Args:
         given: each row as text, or the columns of a row, or those of a step of a scheduler.
         names: of the columns with these numbers.
-        usual: logits of rows that do not say theirs.
+        every: whether rows that do not say theirs have logits of all positions, not of the last.
     """
     for one in given:
         if isinstance(one, str):
@@ -120,33 +123,33 @@ def sequences_in(
                 verified = [1 + len(drafts[name]) if name in drafts else "" for name in tokens_of]
                 columns = [(), tokens_of.values(), map(before.get, tokens_of), verified]
         for number, tokens, behind, logits in zip_longest(*columns, fillvalue=""):
-            logits = usual if logits == "" else logits
+            logits = ("all" if every else "last") if logits == "" else logits
             logits = tokens if logits == "all" else 1 if logits == "last" else logits
             yield int(number or 1), int(tokens), int(behind or 0), int(logits)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A run: a batch of equal prompts, a prefill and decode steps."""
+    """A run to count: a batch of equal prompts, a prefill and decode steps."""
 
     name: str
     text_tokens: int
     """Text tokens of the prompt, per sequence."""
     new_tokens: int = 1
-    """Decode steps after the prefill; step i runs at a context of P + i tokens in the cache."""
+    """Number of decode steps after the prefill; step i has P + i tokens of context in the cache."""
     batch: int = 1
-    """1 for a module whose arguments have no common first dimension."""
+    """Number of sequences; 1 for a module whose arguments have no common first dimension."""
     dtype: Dtype = "bfloat16"
     attention: AttentionKind = "sdpa"
     logits: Logits = "all"
-    """Prefill positions that lm_head maps."""
+    """Prefill positions that get logits."""
     experts: ExpertKernel = "grouped_mm"
     inputs: dict[str, SettingValue] = field(default_factory=dict)
-    """The target's own settings of inputs other than text; only the target reads them."""
+    """Settings that the target defines for inputs other than text; only the target reads them."""
     what: str = ""
-    """The inputs in words: ``global view 1024, 2x2 crops of 640``."""
+    """Description of the inputs: ``global view 1024, 2x2 crops of 640``."""
     arguments: dict[str, str] = field(default_factory=dict)
-    """Arguments of the first stage of a target without formulas: ``image`` -> ``float32[2,3,64,64]``.
+    """Dtype and shape of the first stage's arguments, for a target without formulas: ``float32[2,3,64,64]``.
 
     Where values decide a size or a branch of the run, the values of tensors follow their shape. The arguments of a
     target with formulas follow from its settings and its configuration.
@@ -154,36 +157,36 @@ class Workload:
 
     @property
     def past(self) -> int:
-        """Return the tokens per sequence that are in the cache before the prefill."""
+        """Return the number of tokens per sequence in the cache before the prefill."""
         found = self.inputs.get(PAST, 0)
         return cast(int, found)
 
     @property
     def rows(self) -> tuple[BatchRow, ...]:
-        """Return the rows of a batch of unequal sequences; empty if all are equal."""
+        """Return the rows of a batch of unequal sequences; empty if all sequences are equal."""
         text = self.inputs.get(ROWS, "")
         return _stored_rows(cast(str, text)) if text else ()
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
-        """Return the sizes to one of which the tokens of a call are padded; empty without padding."""
+        """Return the sizes to the next of which a call's tokens are padded; empty without padding."""
         text = str(self.inputs.get(PAD_TO, ""))
         return tuple(map(int, text.split(","))) if text else ()
 
     def of_row(self, row: BatchRow) -> Workload:
-        """Return the workload of one row as a batch of its own."""
+        """Return the workload of one batch row as a separate batch."""
         inputs = {name: value for name, value in self.inputs.items() if name != ROWS}
         inputs |= {PAST: row.past} if row.past else {}
         return replace(self, text_tokens=row.new, new_tokens=0, batch=row.count, inputs=inputs)
 
     @property
     def context(self) -> int:
-        """Return the tokens per sequence that are in the cache after a prefill of text."""
+        """Return the number of tokens per sequence in the cache after a text prefill."""
         return self.past + self.text_tokens
 
     @property
     def mesh(self) -> Mesh:
-        """Return the mesh that the run is spread over; a single device by default."""
+        """Return the device mesh of the run; a single device by default."""
         return Mesh.of(self.inputs)
 
     @property
@@ -194,12 +197,12 @@ class Workload:
 
     @property
     def own_batch(self) -> int:
-        """Return the sequences of the batch that the counted rank runs."""
+        """Return the number of sequences in the batch that the counted rank runs."""
         return own_batch(self.batch, self.mesh, self.rank)
 
     @property
     def gathered_batches(self) -> tuple[int, ...]:
-        """Return the sequences of each rank whose tokens the counted one gets; empty if all have equal ones.
+        """Return the batch sizes of the ranks whose tokens the counted rank gathers; empty if all are equal.
 
         Ranks that store parts of parameters, or send each other pairs, have no unequal batches.
         """
@@ -210,27 +213,27 @@ class Workload:
 
     @property
     def own_tokens(self) -> int:
-        """Return the tokens of each prompt that the counted rank processes."""
+        """Return the number of tokens per prompt that the counted rank processes."""
         return self.text_tokens // self.mesh.cp
 
     @property
     def sequence_parts(self) -> int:
-        """Return the equal parts that a prompt is divided into: one for each rank that shares it, in zigzag two."""
+        """Return the number of equal chunks of a prompt: one per rank that splits it, or two with ``zigzag``."""
         return self.mesh.cp * (1 + (self.mesh.cp > 1 and self.inputs.get(CP_PLAN, "zigzag") == "zigzag"))
 
     @property
     def keeps_new_tokens(self) -> bool:
-        """Return whether the counted rank caches the tokens of decode steps; of ranks that share, the last one does."""
+        """Return whether the counted rank caches the tokens of decode steps, which only the last along ``cp`` does."""
         return self.mesh.coordinates(self.rank).cp == self.mesh.cp - 1
 
     @property
     def own(self) -> Workload:
-        """Return the workload with the sequences that the counted rank runs."""
+        """Return the workload with only the sequences that the counted rank runs."""
         return replace(self, batch=self.own_batch)
 
     @property
     def gathered(self) -> Workload:
-        """Return what the counted rank runs once parameters are gathered of which ranks store parts, if they do."""
+        """Return the workload of the counted rank without FSDP, as layers run once parameters are gathered."""
         mesh, at = self.mesh, self.mesh.coordinates(self.rank)
         if mesh.fsdp == 1:
             return self
@@ -238,7 +241,7 @@ class Workload:
         return self.own.on_mesh(tp=mesh.tp, ep=mesh.ep, pp=mesh.pp, cp=mesh.cp, rank=place)
 
     def on_mesh(self, *, rank: int = 0, **axes: int) -> Workload:
-        """Return the workload on another mesh, by the same plan."""
+        """Return the workload on another mesh, with the same parallelism plan."""
         plans = (PLAN, CP_PLAN) if axes.get("cp", 1) > 1 else (PLAN,)
         kept = {name: value for name, value in self.inputs.items() if name in plans or not of_mesh(name)}
         named = {axis: size for axis, size in axes.items() if size > 1} | ({RANK: rank} if rank else {})
@@ -260,14 +263,14 @@ class Invocation:
     stage: str
     id: str
     calls: int
-    """Number of runs of the stage: 1, or the number of decode steps."""
+    """Number of times the stage runs: 1, or the number of decode steps."""
     symbols: dict[str, int]
     """Values of the workload's symbols in this invocation."""
     inputs: tuple[TensorSpec, ...]
 
 
 def describe_calls(invocations: Iterable[Invocation]) -> dict[str, str]:
-    """Return (stage/invocation) -> text on the call: ``decode/steps`` -> ``3 x int64[1,1] at B 1, P 10``."""
+    """Return a text on each call by stage/invocation: ``3 x int64[1,1] at B 1, P 10`` for ``decode/steps``."""
     return {f"{call.stage}/{call.id}": _call(call) for call in invocations}
 
 
@@ -280,31 +283,31 @@ def _call(call: Invocation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModuleKind:
-    """Class, settings and parameters that all modules of one path pattern share."""
+    """Class, settings and parameters of all modules with one path pattern."""
 
     kind: str
-    """Name of the class."""
+    """Name of the module class."""
     settings: dict[str, ConfigValue]
-    """Scalar attributes of the module; the index of a layer in its stack (``layer_idx``) is left out."""
+    """Scalar attributes of the module, without the index of a layer in its stack (``layer_idx``)."""
     shapes: dict[str, str]
-    """Own parameter -> dtype and shape: ``weight`` -> ``float32[10,64]``."""
+    """Dtype and shape of the module's own parameters, by name: ``float32[10,64]`` for ``weight``."""
     count: int
 
 
 UNREAD: Final = "nothing reads it"
 KV_BLOCK: Final = "kv_block"
-"""Input of a workload: tokens of a block of its key/value cache, if that is kept in blocks."""
+"""Workload input with the tokens per block of the key/value cache, if the cache is paged."""
 PAD_TO: Final = "pad_to"
-"""Input of a workload: sizes to one of which the tokens of a call are padded, separated by commas."""
+"""Workload input with the sizes to which the tokens of a call are padded, separated by commas."""
 KV_DTYPE: Final = "kv_dtype"
-"""Input of a workload: the format of its key/value cache, if that is not the run's dtype."""
+"""Workload input with the format of the key/value cache, if other than the run's dtype."""
 SIZE_FROM: Final = "image_size_from"
-"""Input of a workload: the key of a processor that gives its image size."""
+"""Workload input with the key in a processor's configuration that gives the image size."""
 FURTHER_TOKENS: Final = "layers that predict further tokens (MTP) are not part of the class"
 OWN_CODE: Final = "transformers has the class: the code that it names does not run"
 NO_CLASS: Final = "transformers has no such type: that of the architecture is counted"
 WHOLE_FILE: Final = "$"
-"""Key of ``TargetInfo.waived`` for the configuration file as a whole."""
+"""Key of ``TargetInfo.waived`` that stands for the whole configuration file."""
 NOT_COMPARED: Final = "not compared with the reading of transformers, which is not installed"
 STATED_REASONS: Final = {
     UNREAD: "keys that nothing reads",
@@ -312,45 +315,45 @@ STATED_REASONS: Final = {
     OWN_CODE: "own code not run, transformers has the class",
     NO_CLASS: "counted as the type of its architecture",
 }
-"""Reasons in ``TargetInfo.waived`` that every report states -> wording before the keys."""
+"""Wording before the waived configuration keys in every report, by reason in ``TargetInfo.waived``."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """The counted model: name, configuration, stages, and what of it was not counted."""
+    """The counted model: name, configuration, stages, and everything in it that was not counted."""
 
     name: str
     implementation: str
-    """``native`` (classes of transformers) or ``vendor`` (remote code of a snapshot)."""
+    """``native`` (transformers' classes) or ``vendor`` (remote code of a snapshot)."""
     config_hash: str
-    """First twelve hex digits of the SHA-256 of the normalized configuration."""
+    """First twelve hex digits of the SHA-256 of the normalised configuration."""
     symbols: dict[str, int]
     """Values of the configuration's symbols."""
     stages: tuple[str, ...]
     waived: dict[str, str] = field(default_factory=dict)
-    """Configuration keys that were read and deliberately not used -> reason."""
+    """Reasons why configuration keys were read but deliberately not used, by key."""
     cut: dict[str, str] = field(default_factory=dict)
-    """Parts of the model that were left out on request: ``decoder layers`` -> ``2 of 12``."""
+    """Parts of the model that were reduced on request: ``2 of 12`` by ``decoder layers``."""
     changed: dict[str, str] | None = None
-    """Differences from the published configuration: ``text.topk`` -> ``8, published 6``; ``None`` if unknown."""
+    """Differences from the published configuration by key, ``8, published 6``; ``None`` if unknown."""
     config: dict[str, ConfigValue] | None = None
-    """Keys that determine a cost, with defaults filled in: ``text.topk`` -> 6; ``None`` if unknown."""
+    """Configuration values that determine a cost, by key, with defaults filled in; ``None`` if unknown."""
     quantised: dict[str, str] = field(default_factory=dict)
-    """Parts stored in a format that is not counted: ``weights`` or ``cache`` -> format.
+    """Format of the parts, ``weights`` or ``cache``, whose stored format is not counted, by part.
 
     Their bytes are counted as if they were in the dtype of the run.
     """
     dtypes: tuple[str, ...] = ()
-    """Parameter dtypes of a module that has its own; empty if parameters are in the dtype of the run."""
+    """Parameter dtypes of a module with dtypes of its own; empty if parameters have the run's dtype."""
 
     @property
     def title(self) -> str:
-        """Return the name, with the counted part if the model is cut: ``llama, decoder layers 2 of 32``."""
+        """Return the model name, with the counted layers if the model is cut: ``llama, decoder layers 2 of 32``."""
         return ", ".join((self.name, *(f"{part} {of}" for part, of in sorted(self.cut.items()))))
 
 
 ModuleKinds = dict[str, tuple[ModuleKind, ...]]
-"""Path with ``*`` for numbers -> modules there; ``(root)`` for the model itself."""
+"""Kinds of modules by path pattern, with ``*`` for numbers; the model itself is ``(root)``."""
 
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -361,7 +364,7 @@ def folded_path(module: str) -> str:
 
 
 def sampled_steps(count: int) -> tuple[int, ...]:
-    """Return the first, the middle and the last of ``count`` decode steps; a line through them fits all steps."""
+    """Return the indices of the first, middle and last of ``count`` decode steps, enough to check linear costs."""
     return tuple(sorted({0, (count - 1) // 2, count - 1})) if count else ()
 
 
@@ -370,7 +373,7 @@ _CACHE: Final[frozenset[Metric]] = frozenset({"kv_read_bytes", "kv_cache_bytes",
 
 
 def _plan(workload: Workload) -> str:
-    """Return the plan by which devices share weights, as an addition to their number; empty for the default."""
+    """Return the parallelism plan as an addition to the line on devices; empty for the default plan."""
     plan = str(workload.inputs.get(PLAN, ""))
     return "" if not plan else ", a given plan" if ": " in plan else f", plan {plan}"
 
@@ -400,7 +403,7 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
 
 
 def proved_line(target: TargetInfo) -> str:
-    """Return the line of :func:`counted_line` for a proof, whose runs have several dtypes and attention kernels."""
+    """Return the line that states the conditions of a proof, whose runs have several dtypes and attention kernels."""
     cut = ", ".join(f"{part} {of}" for part, of in sorted(target.cut.items()))
     parts = [
         "dtypes and attention of the runs of the domain",
@@ -412,7 +415,7 @@ def proved_line(target: TargetInfo) -> str:
 
 
 def _unused(target: TargetInfo) -> str:
-    """Return a clause on configuration keys that were not used or compared; empty if all were, or none was checked."""
+    """Return a clause on unused configuration keys; empty if the keys were not checked for use."""
     unused = len(target.waived.keys() - {WHOLE_FILE})
     used = "every key of the configuration used" if target.config is not None else ""
     if unused:
@@ -422,17 +425,17 @@ def _unused(target: TargetInfo) -> str:
 
 
 def quantised_clause(target: TargetInfo, workload: Workload) -> str:
-    """Return a clause on which bytes differ from those of the checkpoint, and why; empty without quantisation."""
+    """Return a clause on the bytes that differ from the checkpoint's, with the reason; empty without quantisation."""
     return _as_if(cache_counted(target, workload), workload.dtype)
 
 
 def weights_counted(target: TargetInfo) -> TargetInfo:
-    """Return the target without its weight format, for counts that already use weights as stored."""
+    """Return the target description without its weight format, for counts that include that format."""
     return replace(target, quantised={part: text for part, text in target.quantised.items() if part != "weights"})
 
 
 def cache_counted(target: TargetInfo, workload: Workload) -> TargetInfo:
-    """Drop the cache format from the target if the workload counts the cache in a format of its own."""
+    """Return the target description without its cache format if the workload sets a cache format to count."""
     if KV_DTYPE not in workload.inputs:
         return target
     return replace(target, quantised={part: text for part, text in target.quantised.items() if part != "cache"})
@@ -447,7 +450,7 @@ def _as_if(target: TargetInfo, dtype: str) -> str:
 
 
 def unknown_bytes(target: TargetInfo, workload: Workload) -> frozenset[Metric]:
-    """Return the metrics whose numbers differ from those of the quantized checkpoint."""
+    """Return the metrics whose numbers differ from those of the quantised checkpoint."""
     found = {"weights": _WEIGHTS, "cache": _CACHE}
     parts = cache_counted(target, workload).quantised
     return frozenset(metric for part in parts for metric in found.get(part, _WEIGHTS | _CACHE))

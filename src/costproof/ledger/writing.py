@@ -1,4 +1,4 @@
-"""Write files atomically: each completely or not at all, and several together as far as possible.
+"""Write files atomically, each completely or not at all, and several together as far as possible.
 
 Files are written to temporary names in the same folder, flushed, and renamed while signals are blocked. A writer locks
 the folder, so temporary files of dead runs can be recognized and removed.
@@ -24,15 +24,15 @@ from costproof.ledger.ending import ENDING
 from costproof.ledger.errors import BadInput
 
 Content: TypeAlias = str | bytes | Path
-"""Content of a file: text (written as UTF-8), bytes, or a finished file in the same folder, which is moved."""
+"""Content of a file: text (written as UTF-8), bytes, or the path of a finished file in the same folder to move."""
 _OPEN: Final = re.compile(r"/dev/fd|/proc/([0-9]+)(/task/[0-9]+)?/fd")
-"""Folder of a process's open files."""
+"""Matches the folder of a process's open file descriptors."""
 
 
 def write_texts(
     texts: Mapping[Path, Content], *, gone: Sequence[Path] = (), mode: int = 0o777, durable: bool = True
 ) -> tuple[Path, ...]:
-    """Write all files or none: to temporary names first, renamed in order when all are complete.
+    """Write all files or none, by writing temporary files and renaming them when all are complete.
 
     A replaced file keeps its permissions and, if this process may set them, its owner and group; its other hard links
     keep the old content. A read-only file is refused. Links are resolved as in :func:`places`; pipes and devices are
@@ -87,7 +87,7 @@ def write_texts(
 
 
 def write_named(path: Path, content: Content) -> None:
-    """Write the file that a user named, following links; errors as in :func:`write_texts`."""
+    """Write the file that a user named, following links; raises the errors of :func:`write_texts`."""
     try:
         named = resolve_named(path)
     except OSError as error:
@@ -96,7 +96,7 @@ def write_named(path: Path, content: Content) -> None:
 
 
 def places(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths to which a folder's files are written, after resolving links inside the folder.
+    """Return the paths to which a folder's files are written, with links inside the folder resolved.
 
     Whoever created the folder may be another user, and must not choose which file of the writer is overwritten.
 
@@ -129,7 +129,7 @@ def places(paths: Iterable[Path]) -> list[Path]:
 
 
 def resolve_named(path: Path) -> Path:
-    """Return the file that a user names with a path, following links, whether or not it exists.
+    """Return the file to which a user's path leads, following links, whether or not the file exists.
 
     Raises:
         OSError: links lead in a circle.
@@ -200,7 +200,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def write_error(path: Path, error: OSError) -> BadInput:
-    """Return the error for a file that the system refuses to write."""
+    """Return the error for a file that the operating system refuses to write."""
     return BadInput(
         "cannot write a file",
         where=str(path),

@@ -1,4 +1,4 @@
-"""Targets: models that can be counted, their configurations, workloads and checkpoints.
+"""Define targets, the models that can be counted, with their configurations, workloads and checkpoints.
 
 Nothing here imports torch or transformers before a model is built.
 """

@@ -27,19 +27,19 @@ from costproof.storage.tensors import Size, StoredTensor, ceil_div
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """Cache format with quantised rows of keys and values, one per token and head, each with its scales."""
+    """Cache format that stores each key and value vector, of one head and token, quantised with its scales."""
 
     bits: int
     """Bits of an element."""
     scales: str
     """Granularity of the scales, in words."""
     scale_bytes: int = 0
-    """Bytes of a scale; 0: one scale is for a whole tensor, outside of the cache."""
+    """Bytes of a scale; 0 if one scale serves a whole tensor and is stored outside of the cache."""
     group: int = 0
-    """Elements with one scale; 0: those of a head."""
+    """Elements that share a scale; 0 if all elements of a head share it."""
 
     def head_bytes(self, width: Size) -> Size:
-        """Return the bytes of one head of a token, keys or values, with ``width`` elements."""
+        """Return the bytes of one key or value vector of ``width`` elements, scales included."""
         groups = ceil_div(width, self.group) if self.group else 1
         return ceil_div(width * self.bits, 8) + groups * self.scale_bytes
 
@@ -54,7 +54,7 @@ CACHE_FORMATS: Final[dict[str, CacheFormat]] = {
 }
 """Formats by name; sources: vLLM ``v1/kv_cache_interface.py`` (fp8, per token and head, nvfp4), llama.cpp blocks."""
 LATENT_FORMATS: Final[dict[str, str]] = {"fp8": "a float32 scale for 128 elements of a latent, rotated keys in 16 bits"}
-"""Formats of latents (MLA), with their scales in words."""
+"""Cache formats of latents (MLA): a description of their scales, by name."""
 
 
 def latent_bytes(rank: Size, rope: Size) -> Size:
@@ -71,11 +71,11 @@ _LAYOUTS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
     "q8_0": (("I8", 1), ("F16", 32)),
     "q4_0": (("U8", 2), ("F16", 32)),
 }
-"""Format -> dtype of each tensor of a head, and the elements of the head that one number of it is for."""
+"""Tensors that store one key or value vector, by format: (dtype, number of the vector's elements per number)."""
 
 
 def cache_tensors(name: str, width: int, rope: int = 0) -> tuple[StoredTensor, ...]:
-    """Return the tensors that hold one head of a token in a format, keys or values, or one latent with its rotated key.
+    """Return the tensors that store, in a format, one key or value vector, or one latent with its rotated key.
 
     Graph sources count these. They are a second description of the formats, apart from the closed forms above.
 
@@ -103,7 +103,7 @@ _CACHE: Final[tuple[Metric, ...]] = ("kv_read_bytes", "kv_cache_bytes")
 
 
 def with_cache_format(workload: Workload, given: Any, default: str | None) -> Workload:
-    """Return the workload with the format of its key/value cache: the requested one, else that of the configuration.
+    """Return the workload with the requested format of its key/value cache; by default, the configuration's.
 
     Args:
         given: value of the setting, ``None`` without one.
@@ -143,7 +143,7 @@ def in_cache_format(ledger: Ledger, target: Target, workload: Workload) -> Ledge
 
 
 def cache_share(workload: Workload, *, latent: bool) -> Size:
-    """Return the bytes of a cache in the format of the workload as a share of those in its dtype, in symbols.
+    """Return the symbolic ratio of a cache's bytes in the workload's cache format to those in the run's dtype.
 
     Args:
         latent: whether the cache holds latents and rotated keys (MLA) instead of keys and values.
@@ -160,17 +160,17 @@ def cache_share(workload: Workload, *, latent: bool) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class CachedLayers:
-    """Layers whose caches are equal."""
+    """Group of decoder layers whose caches have equal sizes."""
 
     layers: int
     window: int
     """Number of keys that a query sees; 0 for all."""
     token_bytes: int
-    """Bytes of a token in one layer."""
+    """Bytes that one layer caches for a token."""
 
 
 def blocks_held(past: int, new: int, window: int, size: int) -> tuple[int, int]:
-    """Return the blocks that a sequence holds in a layer during a call, and the tokens that the call uses there.
+    """Return the cache blocks that a sequence occupies in a layer during a call, and the tokens used in them.
 
     A layer without a window holds ceil((past + new) / size) blocks. One with a window w needs no token before the
     window of the first new one: max(0, past - w + 1) tokens, whose whole blocks are free. It holds at most
@@ -188,24 +188,24 @@ def blocks_held(past: int, new: int, window: int, size: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class BlockedCache:
-    """Key/value cache that is kept in blocks of tokens."""
+    """Key/value cache that is allocated in blocks of tokens, as by paged attention."""
 
     size: int
-    """Tokens of a block."""
+    """Number of tokens of a block."""
     groups: tuple[CachedLayers, ...]
 
     def rows(self, workload: Workload) -> tuple[BlockPadding, ...]:
-        """Return what each stage holds, by kind of layer, in the call that holds most."""
+        """Return the blocks that each stage holds, by kind of layer, in the call that holds most."""
         return tuple(self._row(stage, group, rows) for stage, rows in self._calls(workload) for group in self.groups)
 
     def held(self, workload: Workload) -> int:
-        """Return the most bytes that a call holds."""
+        """Return the cache bytes in the call that holds the most."""
         return max(self._held(rows) for _, rows in self._calls(workload))
 
     def surplus(self, workload: Workload) -> dict[str, int]:
-        """Return, for each stage, the most bytes that blocks add to a cache that grows layer by layer.
+        """Return, for each stage, the most unused bytes in blocks at any time of a call, which extends layers in turn.
 
-        A layer that the call has not reached has the blocks and tokens before it, any other those after it.
+        A layer that the call has not reached has its blocks and tokens from before the call, any other from after it.
         """
         return {
             stage: sum(
@@ -221,7 +221,7 @@ class BlockedCache:
         }  # fmt: skip
 
     def _calls(self, workload: Workload) -> Iterator[tuple[str, tuple[BatchRow, ...]]]:
-        """Yield each stage with the rows of its call that holds most blocks.
+        """Yield each stage with the batch rows of its call that holds the most blocks.
 
         Of decode steps it is one of the last ``size``: blocks only grow without a window, and repeat after ``size``
         steps with one.
@@ -283,6 +283,6 @@ def _without(node: CostNode, less: dict[tuple[str, str, str], tuple[int | None, 
 
 
 def _whole(size: Fraction, node: CostNode) -> int:
-    """Return a number of elements or bytes as an integer; a layout never gives a fraction of one."""
+    """Return an exact fraction as an integer; no layout has fractional elements or bytes."""
     assert size.denominator == 1, (node.id, size)
     return int(size)

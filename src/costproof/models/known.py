@@ -1,4 +1,4 @@
-"""List published models of the built-in families, and load the metrics that each source gives of a family."""
+"""List published models of the built-in families, and load the record of each source's metrics by family."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Published model with its configuration; a factory of targets of its family."""
+    """Published model of a built-in family, which is a factory of targets with its configuration."""
 
     name: str
     family: str
     """Name of the family."""
     params: int
-    """Published total of all tensors."""
+    """Published number of elements of all tensors."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that differ from the default configuration of the family; keys of a part are dotted, as ``text.hidden``."""
+    """Values that differ from the family's default configuration, by key, dotted for parts: ``text.hidden``."""
 
     def default(self) -> Target:
         """Return the target with the published configuration."""
@@ -41,7 +41,7 @@ class Known:
         return made
 
     def from_file(self, path: Path) -> Target:
-        """Return the target of a configuration file, reported by its differences from this model.
+        """Return the target of a configuration file, which reports differences from this model.
 
         Reports list the keys that differ from the published configuration of this model, not from the default of the
         family.
@@ -63,12 +63,12 @@ class Known:
         return found
 
     def from_normalised(self, text: str) -> WithProof:
-        """Return the target with a configuration in the normalised form that a certificate contains."""
+        """Return the target with a normalised configuration, as certificates contain it."""
         made: WithProof = self._as_published(self._family().from_normalised(text))
         return made
 
     def mistakes(self) -> Mistakes:
-        """Return the known mistakes in cost models of the family."""
+        """Return the mistakes common in published numbers of the family."""
         from costproof.models.registry import mistakes_of
 
         return mistakes_of(self.family)
@@ -84,7 +84,7 @@ class Known:
 
     @property
     def what(self) -> str:
-        """Return the family and the number of parameters in one line."""
+        """Return one line with the family and the number of parameters."""
         return f"{self.family}, {self.params:,} parameters"
 
 
@@ -177,11 +177,11 @@ KNOWN: Final = (
     Known("xlm-roberta-base", "xlm-roberta", 278_043_648),
     Known("xlm-roberta-large", "xlm-roberta", 559_890_432, _LARGE),
 )  # fmt: skip
-"""Models whose name is that of a family are its default configuration, and are not listed."""
+"""Published models except those named as their family, which are the family's default configuration."""
 
 
 RECORD: Final = Path(__file__).with_name("recorded.json")
-"""JSON file with a list of groups: similar families, and the metrics that each source gives for them."""
+"""Path of a JSON file with groups of similar families, and the metrics that each source gives for them."""
 
 
 def family_of(target: Target) -> str:
@@ -191,7 +191,7 @@ def family_of(target: Target) -> str:
 
 
 def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]]:
-    """Return the metrics that each source of a target gives, from the committed record; ``{}`` if there is none.
+    """Return the metrics that each source of a target gives, from the committed record; ``{}`` without an entry.
 
     If data or the device selects operators, runs do not report the bytes that each operator moves. Which metrics of
     storage there are depends on the format of a quantised checkpoint.

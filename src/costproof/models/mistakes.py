@@ -33,7 +33,7 @@ from costproof.ledger.metrics import Metric
 
 _STRIDE: Final = 2
 _MERGED: Final = _STRIDE**4
-"""Number of patches, 4 x 4, that two convolutions of stride 2 merge to one feature."""
+"""Number of patches, 4 x 4, that two convolutions of stride 2 merge into one feature."""
 
 
 def _windowed(term: ClaimTerm) -> bool:
@@ -101,7 +101,7 @@ def _without_class(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _features(term: ClaimTerm) -> Fraction:
-    """Return the number of features of one view."""
+    """Return the number of features per view after the convolutions."""
     return Fraction(term.values["H"], term.values["sam_patch"]) ** 2 / _MERGED
 
 
@@ -146,9 +146,9 @@ OCR_MISTAKES: Final = Mistakes(
 
 
 _BLOCK: Final = 128
-"""Rows, and columns, of a block with one scale."""
+"""Number of rows, and of columns, of a quantisation block with one scale."""
 _SCALE: Final = 4
-"""Bytes of a scale, and of a bias of the router."""
+"""Bytes of a quantisation scale, and of a bias of the router."""
 
 
 _NAME: Final = "next-token module counted"
@@ -157,7 +157,7 @@ _IN_BLOCKS: Final = "a matrix of a layer has a scale for every block of 128 x 12
 
 
 def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[Metric]) -> MistakeSeries:
-    """Return the mistake of counting the next-token layer as one more layer with experts, with further changes."""
+    """Return the mistake of counting the multi-token-prediction layer as one more layer with experts."""
 
     def rows(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
         dense = {id(t) for t in dense_terms(terms)}
@@ -245,7 +245,7 @@ V3_MISTAKES: Final = Mistakes(_V3_TABLE)
 # --- Qwen2.5-VL and Qwen3-VL -----------------------------------------------------------------------------------------
 
 _VOLUME: Final = 3 * 2
-"""Channels times frames of a patch."""
+"""Number of channels times frames of a patch."""
 _NO_PATCHES: Final = Mistake(
     "patch convolution missing", "patch", "the patch embedding is left out",
     (left_out(lambda t: t.owner == "volume_patches"),), metrics=NOT_STAGE_WIDE,
@@ -257,7 +257,7 @@ def _merger(term: ClaimTerm) -> bool:
 
 
 def _on_patches(merged: Callable[[ClaimTerm], Fraction]) -> TermChange:
-    """Return the mistake that the patch merger runs on every patch; ``merged`` gives the patches per token."""
+    """Return the mistake of running the patch merger on every patch; ``merged`` gives the patches per token."""
     return TermChange(lambda t: _merger(t) and t.owner == "linear", merged)
 
 

@@ -45,26 +45,26 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True, slots=True)
 class Configured(ABC, Generic[C]):
-    """Base class of targets that have one configuration. Instances are picklable."""
+    """Base class of targets with one configuration; instances can be pickled."""
 
     config: C
     name: str
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
-    """What ``options.layers`` removed; ``config`` is already truncated."""
+    """The truncation by ``options.layers``; ``config`` is already truncated."""
     whole: C | None = None
-    """The configuration before truncation; ``None`` if it is not truncated."""
+    """Configuration before truncation; ``None`` if it was not truncated."""
     published: C | None = None
-    """The configuration that differences are reported against; ``None`` for the default of the family."""
+    """Configuration to which reported differences refer; ``None`` for the default of the family."""
     is_known: bool = True
-    """Whether differences are reported; false for a file that may itself be a published configuration."""
+    """Whether differences from ``published`` are reported; false for files that may be published configurations."""
     stored: Stored = PLAIN
-    """How the checkpoint of ``config`` stores its weights."""
+    """Storage format of the weights in the checkpoint of ``config``."""
     stages: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration truncated to its first layers, and the cuts: ``decoder layers`` -> ``2 of 12``.
+        """Return the configuration truncated to its first layers, and the cuts by stack, such as ``2 of 12``.
 
         Raises:
             BadInput: the model has no such number of layers, or cannot be cut so.
@@ -72,7 +72,7 @@ class Configured(ABC, Generic[C]):
 
     @abstractmethod
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return a problem for each reason why the model cannot run a workload."""
+        """Return an error for each reason why the model cannot run a workload."""
 
     def with_keys(self, changes: Mapping[str, Any]) -> Self:
         """Return the same model with other values for some configuration keys.
@@ -83,7 +83,7 @@ class Configured(ABC, Generic[C]):
         return replace(self, config=with_keys(self.config, changes))
 
     def quantised_as(self, other: Configured[Any]) -> Self:
-        """Return the same model in the formats of the checkpoint of another; unchanged if that is not quantised."""
+        """Return the same model with another checkpoint's formats; unchanged if that is not quantised."""
         if "weights" not in dict(other.stored.quantised):
             return self
         formats = other.stored.quantised, other.stored.described
@@ -111,19 +111,19 @@ class Configured(ABC, Generic[C]):
         )
 
     def uncompared(self) -> dict[str, str]:
-        """Return the reason why the file could not be compared with what transformers reads, by key.
+        """Return the keys of the file that were not compared with transformers' reading, with the reason.
 
-        Empty if it was.
+        Empty if all of them were.
         """
         return {}
 
     @property
     def dtype(self) -> Dtype:
-        """Return the default dtype of a run: the one that the configuration names, or bfloat16."""
+        """Return the default dtype of a run: the configuration's, or bfloat16 if it names none."""
         return self.stored.dtype or "bfloat16"
 
     def build_stored(self) -> nn.Module:
-        """Return the model on the meta device, in the dtype of the tensors that its checkpoint does not quantise."""
+        """Return the model on the meta device, in the dtype of its checkpoint's unquantised tensors."""
         model: Any = self
         made: nn.Module = model.build(model.workload())
         return made
@@ -142,11 +142,11 @@ class Configured(ABC, Generic[C]):
         return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
 
     def uncut(self) -> Self:
-        """Return the model with all its layers."""
+        """Return the same target with all layers."""
         return replace(self, config=self.whole or self.config, options=RunOptions(), cut=(), whole=None)
 
     def conventions(self, workload: Workload) -> Conventions:
-        """Return the conventions of all numbers for a workload."""
+        """Return the counting conventions of this workload's numbers."""
         return Conventions(
             logits=workload.logits, expert_kernel=workload.experts, attention=workload.attention, dtype=workload.dtype
         )
@@ -166,19 +166,19 @@ class Native(Configured[N]):
     """Base class of targets: a class of transformers in a given configuration."""
 
     file: ConfigFile | None = None
-    """The file that the configuration was read from, if any."""
+    """File from which the configuration was read, if any."""
     model_types: ClassVar[tuple[str, ...]]
-    """The types of configurations that the family reads."""
+    """Values of ``model_type`` that the family reads."""
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
     """Attention implementations of the class in transformers, the default first."""
     named: ClassVar[tuple[NamedWorkload, ...]]
-    """The presets; one of them is the default."""
+    """Presets, one of which is the default."""
     notation: ClassVar[dict[str, SymbolDoc]]
-    """Typesetting and meaning of each symbol in the formulas."""
+    """Notation and meaning of each symbol in the formulas."""
     checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout()
     """Differences between the modules of the class and the names of its checkpoints."""
     released: ClassVar[Stored] = Stored()
-    """How the published checkpoint of the default configuration stores its weights."""
+    """Storage format of the weights in the published checkpoint of the default configuration."""
 
     @classmethod
     def default(cls) -> Self:
@@ -187,7 +187,7 @@ class Native(Configured[N]):
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Return the target of a ``config.json``; a configuration equal to a published one is recognised."""
+        """Return the target of a ``config.json``; a published configuration is recognised."""
         usual = cls.default()
         data = read_configuration(path)
         config = type(usual.config).of(data, path)
@@ -207,7 +207,7 @@ class Native(Configured[N]):
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
-        """Return the target with a configuration in the normalised form that a certificate contains."""
+        """Return the target with a normalised configuration, as certificates contain it."""
         usual = cls.default()
         return replace(usual, config=type(usual.config)(**json.loads(text)))
 
@@ -228,7 +228,7 @@ class Native(Configured[N]):
         """Return the settings of a run, other than the preset."""
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
+        """Return the notation and the meaning of each symbol in the formulas."""
         return self.notation
 
     def default_workload(self, name: str) -> Workload:
@@ -236,7 +236,7 @@ class Native(Configured[N]):
         return Workload(name, next(p.tokens["text"] for p in self.named if p.name == name))
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with its input settings, which are removed from ``given``; append errors to ``found``."""
+        """Move the input settings from ``given`` to the workload; append errors to ``found``."""
         return workload
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
@@ -280,7 +280,7 @@ class Native(Configured[N]):
         return self.config.native()
 
     def native(self) -> tuple[Any, Any]:
-        """Return the class of transformers, and a configuration object for it."""
+        """Return the model class in transformers, and a configuration object for it."""
         import transformers
 
         config: Any = self.config
@@ -311,7 +311,7 @@ class Native(Configured[N]):
 
     @staticmethod
     def proof_settings() -> tuple[Setting, ...]:
-        """Return no settings: the proof enumerates no sizes."""
+        """Return the settings of a proof: none, since no sizes are enumerated."""
         return ()
 
     def proof(self, samples: int, seed: int) -> Proof:
@@ -326,16 +326,16 @@ class GivesFormulas(Protocol):
     """Protocol of targets that have closed formulas."""
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the analytic ledger in symbols."""
+        """Return the symbolic analytic ledger."""
 
 
 STORED_IN_PARTS: Final = "stored and resident bytes are not counted of quantised parameters that ranks store in parts"
 NOT_KNOWN: Final = "stored bytes are not known"
-"""Beginning of the note on a checkpoint whose format has no layout."""
+"""Start of the note on a checkpoint whose format has no known layout."""
 
 
 def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
-    """Return the analytic ledger in symbols, with storage metrics if the checkpoint's format is known."""
+    """Return the symbolic analytic ledger, with storage metrics if the checkpoint's format is known."""
     of = attribute(target, "model", target)
     ledger = target.formulas(workload)
     if not isinstance(of, Configured):  # as the static source: in the dtype of the run

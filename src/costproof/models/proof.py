@@ -1,4 +1,4 @@
-"""Describe a proof about a target as plain data: its pieces of work, and what it covers."""
+"""Describe a proof about a target as plain data: its pieces of work, and its coverage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from costproof.models.target import Exportable, Setting, WithFormulas
 
 
 class Provable(WithFormulas, Exportable, Protocol):
-    """Target with formulas and exports, which a proof compares."""
+    """Protocol of targets with formulas and exports, which a proof compares."""
 
 
 T = TypeVar("T", bound=Provable, covariant=True)
@@ -22,13 +22,13 @@ T = TypeVar("T", bound=Provable, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class SymbolicRun:
-    """A run whose formulas are a term of an identity."""
+    """A run whose formulas are one summand of an identity."""
 
     workload: Workload
-    """A run at example sizes, which select the branches of the formulas."""
+    """Workload at example sizes, which select the branches of the formulas."""
     stage: str
     sizes: Mapping[str, str]
-    """Symbol of the formulas -> what it is in the symbols of the identity: ``SC_1`` -> ``B*P + C``."""
+    """Expression of each formula symbol in the identity's symbols, by symbol: ``SC_1`` may be ``B*P + C``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class RowIdentity:
     right: tuple[SymbolicRun, ...]
     metrics: tuple[Metric, ...]
     example: Mapping[str, int]
-    """Symbol of the identity -> its value at the example sizes, ``b`` among them; no other symbols for a count."""
+    """Values, at the example sizes, of the identity's symbols, with ``b``; of all symbols for a one-by-one count."""
     pairs: tuple[str, ...] = ()
-    """For each layer, kept scores per head that the right side has besides."""
+    """Kept scores per head that the right side has in addition, for each layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +49,29 @@ class Piece(Generic[T]):
     """Unit of a proof: the exports of a target for one run, compared with its formulas in any process."""
 
     id: str
-    """Name in the progress file: ``identity: page``."""
+    """Name of the piece in the progress file: ``identity: page``."""
     phase: Literal["identities", "sizes", "workloads", "draws", "runs", "peaks", "rows", "ranks"]
     """Kind of the piece. An identity that holds is a claim of the certificate; pieces of other kinds are only counted.
     Workloads are exported without symbols and compared as integers. Runs are not exported: every decode step is run and
     counted by FlopCounterMode. Of peaks, the live peak of each graph is compared. Of rows, formulas are compared with
     each other, or with pairs of a query and a key that were counted one by one; those of an identity are claims. Of
-    ranks, the formulas of all are summed, and what sources have from one place is counted again."""
+    ranks, the formulas of all are summed, and facts that sources share are recounted by separate code."""
     target: T
     workload: Workload
     stages: tuple[str, ...] = ()
-    """Only the exports of these stages; empty for all."""
+    """Stages whose exports are compared; empty for all."""
     sizes: Mapping[str, int] | None = None
-    """For a random configuration, the values of the symbols at which it is exported; integers are compared."""
+    """For a random configuration, the symbol values at which exports and formulas are compared as integers."""
     steps: Mapping[str, int] = field(default_factory=dict)
-    """Symbol -> the number that its values are multiples of."""
+    """Number of which the values of a symbol are multiples, by symbol."""
     asked: Mapping[int, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
-    """Value of a symbolic size -> the points at which the guards of the exports are evaluated."""
+    """Symbol values at which the guards of the exports are evaluated, by value of a symbolic size."""
     identity: RowIdentity | None = None
-    """For rows, what is compared."""
+    """For a piece about rows, the identity to check."""
 
 
 def not_drawn(config: Config | type[Config]) -> dict[str, str]:
-    """Return dotted path -> reason of each configuration field that no random draw of a proof varies."""
+    """Return the configuration fields, by dotted path, that no random draw of a proof varies, with the reasons."""
     parts = {f.name: part for f in fields(config) if isinstance(part := getattr(config, f.name), Config)}
     inside = {f"{name}.{path}": why for name, part in parts.items() for path, why in not_drawn(part).items()}
     return {**inside, **config.not_drawn}
@@ -87,18 +87,18 @@ def reasons(config: Config | type[Config]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The pieces of a proof, and the ranges that it covers."""
+    """Pieces of a proof, and the ranges that it covers."""
 
     pieces: tuple[Piece[Provable], ...]
     settings: Settings
     usual: Workload
-    """The workload whose conventions the certificate states."""
+    """Workload whose conventions the certificate states."""
     ranges: Mapping[str, int]
-    """Drawn parameter -> number of its values."""
+    """Number of values of each drawn parameter, by parameter."""
     independent: Mapping[str, str]
-    """As for :func:`costproof.compare.proof.certificate.degrees`."""
+    """Symbols as expressions in drawn parameters, as for :func:`costproof.compare.proof.certificate.degrees`."""
     choices: Mapping[str, int]
-    """Feature -> number of draws that have it; like the next four fields, part of the coverage of a certificate."""
+    """Number of draws with a feature, by feature; like the next four fields, a part of the certificate's coverage."""
     not_varied: tuple[str, ...]
     sizes: tuple[int, ...] = ()
     tried_sizes: tuple[int, ...] = ()
@@ -110,10 +110,10 @@ class Proof:
 
 @runtime_checkable
 class WithProof(Provable, Protocol):
-    """Target that defines a proof about itself."""
+    """Protocol of targets that define a proof about themselves."""
 
     def proof(self, samples: int, seed: int, **chosen: Any) -> Proof:
-        """Return the pieces of a proof, and what it covers.
+        """Return the proof: its pieces, and its coverage.
 
         Args:
             samples: number of random configurations to draw, if the family draws any.
@@ -126,13 +126,13 @@ class WithProof(Provable, Protocol):
 
 @runtime_checkable
 class Proves(Protocol):
-    """Factory of targets that supports making and repeating proofs."""
+    """Protocol of target factories that support making and repeating proofs."""
 
     def proof_settings(self) -> tuple[Setting, ...]:
-        """Return the settings of a proof besides the number of draws and their seed."""
+        """Return the settings of a proof, other than the number of draws and their seed."""
 
     def from_normalised(self, text: str) -> WithProof:
-        """Return the target with a configuration in the normalised form that a certificate contains.
+        """Return the target with a normalised configuration, as certificates contain it.
 
         Args:
             text: JSON, as the target wrote it.

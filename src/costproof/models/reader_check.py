@@ -33,19 +33,19 @@ _UNREAD: Final = (
     ("gemma2|gemma3_text", "query_pre_attn_scalar", "a constant of the scores"),
     ("distilbert", "sinusoidal_pos_embds", "initial values of a table"),
 )
-"""Model types (all, if empty) and keys that a family does not pass to the class, and why a difference costs nothing."""
+"""Model types (all, if empty), keys that a family does not pass to the class, and why differences cost nothing."""
 _ROTATION: Final = "rope_parameters."
 _MOST_NAMED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A configuration file and what the family read from it."""
+    """A configuration file, and the configuration that the family read from it."""
 
     text: str
-    """The file as JSON, with sorted keys and without the format of quantised weights."""
+    """File content as JSON, with sorted keys and without the format of quantised weights."""
     read: NativeConfig
-    """The configuration of the family, before truncation and overrides."""
+    """Configuration that the family read, before truncation and overrides."""
     where: str = field(default="", repr=False, compare=False)
     """Path of the file, for messages."""
 
@@ -56,7 +56,7 @@ class ConfigFile:
 
 
 def check_reader(file: ConfigFile) -> None:
-    """Check that transformers reads the same configuration from a file as the family.
+    """Check that transformers and the family read the same configuration from a file.
 
     Raises:
         Incomplete: a value differs; both values are in the message.
@@ -76,7 +76,7 @@ def check_reader(file: ConfigFile) -> None:
 
 
 def written(config: Any) -> ConfigFile:
-    """Write a configuration as transformers' class does, and return the family's reading of it.
+    """Write a configuration as transformers' class does, and return the record of the family reading it.
 
     Raises:
         Incomplete: the family refuses the file.
@@ -119,7 +119,7 @@ def differences(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_unread(path: str, theirs: Any, ours: Any, waived: list[str], kind: str) -> bool:
-    """Return whether a key that only transformers reads decides no cost, so that a difference does not matter."""
+    """Return whether a difference at a key does not matter, since only transformers reads the key, at no cost."""
     key = path.rpartition(".")[2]
     if _ROTATION in path:  # frequencies, computed once when the model is built
         return key != "rope_type" or theirs in _FIXED_ROTATIONS
@@ -139,7 +139,7 @@ def _read(data: Mapping[str, Any], where: str) -> Any:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Return the values of a configuration object by dotted key; ``id2label`` becomes ``num_labels``."""
+    """Return the values of a configuration object by dotted key, with ``num_labels`` in place of ``id2label``."""
     return dict(_flat(config.to_dict(), ""))
 
 
@@ -154,7 +154,7 @@ def _flat(data: Mapping[str, Any], within: str) -> Iterator[tuple[str, Any]]:
 
 
 def flat_arguments(arguments: Mapping[str, Any], config: Any, within: str = "") -> Iterator[str]:
-    """Yield the dotted keys, as the class names them, of the arguments that a family passes to it."""
+    """Yield the dotted keys, in the naming of the configuration class, of the arguments that a family passes to it."""
     names: Mapping[str, str] = getattr(type(config), "attribute_map", {})
     for key, value in arguments.items():
         if isinstance(value, dict) and value:
@@ -164,7 +164,7 @@ def flat_arguments(arguments: Mapping[str, Any], config: Any, within: str = "") 
 
 
 def _meaning(values: Mapping[str, Any], path: str) -> Any:
-    """Return the value of a key in one form, where files may state it in several."""
+    """Return the value of a key in canonical form, since files may state it in several forms."""
     within, _, key = path.rpartition(".")
     within, value = within and f"{within}.", values.get(path, _ABSENT)
     match key:

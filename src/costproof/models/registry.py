@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 METHODS: Final = {"default": (), "from_file": ("path",), "settings": (), "presets": ()}
-"""Required methods of a factory -> their arguments."""
+"""Arguments of the methods that a factory must have, by method."""
 _MAKERS: Final = ("default", "from_file", "from_folder", "from_normalised")
-"""Methods that return a target."""
+"""Methods of a factory that return a target."""
 _TARGET: Final = tuple(name for name in vars(Target) if not name.startswith("_"))
 
 
@@ -96,7 +96,7 @@ def _contained(name: str, method: Callable[..., Any], plugin: Plugin[Any]) -> Ca
 
 
 def _returned(name: str, found: Any) -> str | None:
-    """Return a description of the expected result of a factory method if ``found`` is not one, else ``None``."""
+    """Return a description of the result that a factory method must have, if ``found`` is another, else ``None``."""
     one = {"settings": Setting, "presets": NamedWorkload, "proof_settings": Setting}.get(name)
     if one is not None and not (isinstance(found, tuple) and all(isinstance(item, one) for item in found)):
         return f"a tuple of {one.__name__}"
@@ -107,7 +107,7 @@ def _returned(name: str, found: Any) -> str | None:
 
 
 def _wrong_part(target: Any) -> tuple[str, str, str] | None:
-    """Return (method, expected, returned) of the first method of a target with a wrong result, else ``None``.
+    """Return (method, expected, returned) for the first target method with an invalid result, else ``None``.
 
     Invocations are those of the default workload.
     """
@@ -127,7 +127,7 @@ def _wrong_part(target: Any) -> tuple[str, str, str] | None:
 
 
 def _unlike(found: Any, kind: type[Any]) -> tuple[str, str] | None:
-    """Return (expected, actual) type of a value, or of its first field, that contradicts its annotation.
+    """Return (expected, actual) type of a value, or of its first field, that violates its annotation.
 
     Else ``None``.
     """
@@ -176,16 +176,16 @@ class TargetFactory(Protocol):
 
 @runtime_checkable
 class ReadsFolders(Protocol):
-    """Factory that also makes targets from folders: snapshots with their own code."""
+    """Protocol of factories that also make targets from folders: snapshots with their own code."""
 
     def reads(self, folder: Path) -> bool:
         """Return whether the factory handles this folder; nothing in the folder is run."""
 
     def folder_holds(self) -> str:
-        """Return a description of the folders that it handles."""
+        """Return a description of the folders that the factory handles."""
 
     def from_folder(self, folder: Path, *, trusted: bool) -> Target:
-        """Return the target in a folder.
+        """Return the target for a folder.
 
         Args:
             trusted: whether the Python code in it may run.
@@ -197,23 +197,23 @@ class ReadsFolders(Protocol):
 
 @runtime_checkable
 class KnowsMistakes(Protocol):
-    """Factory that knows mistakes in cost models of its target, besides those possible with every model."""
+    """Protocol of factories with mistakes that are common in published numbers of their model only."""
 
     def mistakes(self) -> Mistakes:
-        """Return the mistakes, as functions of the terms of a claim."""
+        """Return the mistakes, which are functions of the terms of a published number."""
 
 
 @runtime_checkable
 class ServesTypes(Protocol):
-    """Factory whose formulas describe models of the Hugging Face ``model_types`` that it lists."""
+    """Protocol of factories whose formulas describe the Hugging Face ``model_types`` that they list."""
 
     model_types: tuple[str, ...]
-    """Values of ``model_type`` in the configurations of these models."""
+    """Values of ``model_type`` that the formulas describe."""
 
 
 @runtime_checkable
 class ServesClasses(Protocol):
-    """Factory whose formulas describe only some classes of transformers for these model types."""
+    """Protocol of factories whose formulas describe only some classes of transformers for these model types."""
 
     def describes(self, architecture: str) -> bool:
         """Return whether the formulas describe this class; a configuration of another class has no family."""
@@ -221,7 +221,7 @@ class ServesClasses(Protocol):
 
 @runtime_checkable
 class ServesParts(Protocol):
-    """Factory whose formulas describe only some configurations of its model types."""
+    """Protocol of factories whose formulas describe only some configurations of their model types."""
 
     def serves(self, config: Mapping[str, Any]) -> bool:
         """Return whether the formulas describe the model of this configuration."""
@@ -256,11 +256,11 @@ TARGETS: Final[Registry[TargetFactory]] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """Result of resolving an address: the factory with its settings, or the target itself."""
+    """Result of resolving an address: the factory with its settings, and a function that returns the target."""
 
     factory: TargetFactory
     load: Callable[[bool], Target]
-    """(whether the code of a snapshot may run) -> the target."""
+    """Function that returns the target; its argument is whether a snapshot's code may run."""
 
 
 def read_address(text: str) -> Address:
@@ -303,7 +303,7 @@ def load_target(name: str, config_path: Path | None = None, *, trusted: bool = F
 
 
 def _is_beyond(factory: TargetFactory, path: Path) -> bool:
-    """Return whether a file has a factory's model type, but options that the factory's formulas do not describe.
+    """Return whether a factory handles a file's model type, but its formulas do not describe the file's options.
 
     Such options concern the cache, or replace a part of the model.
     """
@@ -378,7 +378,7 @@ def _family(config: Mapping[str, Any]) -> TargetFactory | None:
 
 @contextmanager
 def _skipped_if_theirs(item: Plugin[TargetFactory]) -> Iterator[None]:
-    """Skip a plug-in that fails when it is asked whether it handles something."""
+    """Skip a plug-in that raises when it is asked whether it handles something."""
     try:
         yield
     except BadInput as error:
@@ -388,7 +388,7 @@ def _skipped_if_theirs(item: Plugin[TargetFactory]) -> Iterator[None]:
 
 
 def _serves(made: TargetFactory, kind: str, architecture: str, config: Mapping[str, Any]) -> bool | None:
-    """Return whether a factory's formulas describe a configuration, or ``None`` if they cover other types."""
+    """Return whether a factory's formulas describe a configuration, or ``None`` if they cover other model types."""
     if not isinstance(made, ServesTypes) or kind not in made.model_types:
         return None
     if architecture and isinstance(made, ServesClasses) and not made.describes(architecture):

@@ -41,17 +41,17 @@ SEQ_LEN: Final = Setting("seq_len", "Tokens of the prompt, or positions of a seq
 PAST: Final = Setting(PAST_INPUT, "Tokens of each sequence that are in the cache before the prefill.")
 ROWS: Final = Setting(
     ROWS_INPUT,
-    "Rows of a batch of unequal sequences: 4096, 16x1+8000, 8x5+2000/all is a prompt, 16 steps behind 8000 tokens, and "
+    "Rows of a batch of unequal sequences: 4096, 16x1+8000, 8x5+2000/all is a prompt, 16 steps after 8000 tokens, and "
     "5 tokens, all with logits, of 8 sequences; or a file with the new and past tokens of each row.",
     "text",
     metavar="ROWS",
 )
 KV_BLOCK: Final = Setting(
-    BLOCK_INPUT, "Tokens of a block, if the cache is kept in blocks: memory that no token uses is named as waste."
+    BLOCK_INPUT, "Tokens of a block of the cache, for caches in blocks; reports name the unused memory as waste."
 )
 PAD_TO: Final = Setting(
     PAD_INPUT,
-    "Sizes to the next of which the tokens of a call are padded, 1,2,4,8: the work of padding is named as waste.",
+    "Sizes, such as 1,2,4,8, to which the tokens of a call are padded; reports name the work of padding as waste.",
     "text",
     metavar="SIZES",
 )
@@ -87,7 +87,7 @@ CP_PLAN: Final = Setting(
 )
 
 MAX_BATCH: Final = 1024
-"""Largest batch size; a larger one is probably a mistake."""
+"""Maximum batch size; a larger one is probably a mistake."""
 
 
 def known_preset(name: str, known: Collection[str], where: str = "--preset") -> str:
@@ -110,7 +110,7 @@ def known_preset(name: str, known: Collection[str], where: str = "--preset") -> 
 def changed(
     workload: Workload, given: Mapping[str, Any], settings: Iterable[Setting], problems: list[CostproofError]
 ) -> Workload:
-    """Return the workload with other values for some of its fields; ``None`` leaves a field unchanged.
+    """Return the workload with changed fields; ``None`` leaves a field unchanged.
 
     Settings that are not fields of the workload are stored in its ``inputs``. Unknown settings and invalid choices are
     added to ``problems``, and the workload is returned unchanged.
@@ -140,7 +140,7 @@ def changed(
 
 
 def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[CostproofError]:
-    """Return an error for each reason why no decoder with heads of this width can run a workload."""
+    """Return an error for each reason why a decoder with heads of this width cannot run a workload."""
     found: list[CostproofError] = []
     for what, option, value, least in (
         ("too few text tokens", "--text-tokens", workload.text_tokens, least_text),
@@ -153,7 +153,7 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
 
 
 def batch_problems(workload: Workload, head_dim: int = 0) -> list[CostproofError]:
-    """Return an error if the batch is out of range, or for each reason why FlashAttention has no kernel for a run.
+    """Return an error for a batch out of range, and for each reason why FlashAttention has no kernel for a run.
 
     Args:
         head_dim: width of a head; 0 for a class that does not support FlashAttention.
@@ -166,7 +166,7 @@ def batch_problems(workload: Workload, head_dim: int = 0) -> list[CostproofError
 
 
 def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]:
-    """Return an error if past, a prompt of ``length`` tokens and its new tokens exceed ``most`` tokens."""
+    """Return an error if past, prompt (``length`` tokens) and new tokens together exceed ``most`` tokens."""
     total = workload.past + length + workload.new_tokens
     cached = f"{workload.past} in the cache + " if workload.past else ""
     problem = BadInput(
@@ -179,7 +179,7 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
 
 
 def block_problems(workload: Workload) -> list[CostproofError]:
-    """Return an error for each reason why cache or tokens cannot be rounded up as a workload requests."""
+    """Return an error for each reason why cache or tokens cannot be padded to blocks as requested."""
     size, sizes = workload.inputs.get(BLOCK_INPUT), str(workload.inputs.get(PAD_INPUT, "1"))
     found: list[CostproofError] = []
     if not _SIZES.fullmatch(sizes):
@@ -222,24 +222,24 @@ def row_problems(workload: Workload, most: int) -> list[CostproofError]:
 
 
 def room_problems(workload: Workload, count: int, tokens: int, behind: int = 0) -> list[CostproofError]:
-    """Return an error if the new tokens of the rows have no room for all images, each whole in one sequence.
+    """Return an error if the rows' new tokens do not suffice for all images, each within one sequence.
 
     Args:
         count: images in all rows.
         tokens: of an image.
-        behind: text tokens that each image needs behind it.
+        behind: text tokens that each image needs after it.
     """
     room = sum(row.count * (row.new // (tokens + behind)) for row in workload.rows) if count else 0
     if count <= room:
         return []
-    text = f" and {plural(behind, 'text token')} behind them" if behind else ""
+    text = f" and {plural(behind, 'text token')} after them" if behind else ""
     what = f"the rows have no room for the images, of {tokens} new tokens each{text}"
     expected = f"at most {room}, each whole in one sequence"
     return [BadInput(what, where=f"--images, --{ROWS_INPUT}", expected=expected, got=count)]
 
 
 def device_problems(workload: Workload, options: RunOptions) -> list[CostproofError]:
-    """Return an error for each kernel of a workload that the device of the run does not have."""
+    """Return an error for each requested kernel that the run's device does not have."""
     found: list[CostproofError] = []
     if workload.experts == "eager" and not options.real:
         found.append(
@@ -264,7 +264,7 @@ def device_problems(workload: Workload, options: RunOptions) -> list[CostproofEr
 
 TypedValue = int | str | tuple[int, ...]
 ChoicePlace = Callable[[str], str]
-"""Returns where a choice was made, for messages: ``--batch``, ``$.workload.batch``."""
+"""Function from a setting's name to the place where it was set, for messages: ``--batch``, ``$.workload.batch``."""
 
 
 def option(name: str) -> str:
@@ -320,18 +320,18 @@ _COUNTS: Final = ("count",)
 _NEW: Final = ("new", "new_tokens", "num_scheduled_tokens", "extend_input_len", "extend_seq_lens", "extend_lens")
 _BEFORE: Final = ("past", "past_tokens", "num_computed_tokens", "extend_prefix_lens", "prefix_lens")
 _KEPT: Final = ("logits",)
-"""Names of the numbers of a row in a file, the last ones of both groups those of vLLM's and SGLang's schedulers."""
+"""Names of a row's numbers in a file; ``_NEW`` and ``_BEFORE`` end with those of vLLM's and SGLang's schedulers."""
 
 
-def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
-    """Return the rows of a batch from a text such as ``4096, 16x1+8000, 8x5+2000/all``, or from a file.
+def rows_of(text: str, chosen: Any) -> tuple[BatchRow, ...]:
+    """Read the rows of a batch from a text such as ``4096, 16x1+8000, 8x5+2000/all``, or from a file.
 
     Equal rows are one row with their number.
 
     Args:
         text: the rows, or the path of a file: CSV with a header, JSON, or a JSON object a line, each a row, or one
             step as vLLM's ``SchedulerOutput`` or SGLang's ``ForwardBatch`` has it.
-        usual: logits of rows that do not say theirs.
+        chosen: logits of rows that do not say theirs, ``all``; else of the last position.
 
     Raises:
         Problems: all rows that are not valid, by number.
@@ -339,6 +339,7 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
     """
     parts = text.split(",") if _is_written(text) else _filed(Path(text))
     given = [*map(_written, parts)] if _is_written(text) else _of_file(parts)
+    usual: Logits = chosen if chosen in ("all", "last") else "last"
     problems: list[CostproofError] = []
     found: dict[tuple[int, int, int], int] = {}
     for number, row in enumerate(given, 1):
@@ -354,7 +355,7 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
     if problems:
         raise Problems("the rows of the batch are not valid", problems)
     again = Counter[tuple[int, ...]]()
-    for many, *one in sequences_in(parts, (_COUNTS, _NEW, _BEFORE, _KEPT), usual):
+    for many, *one in sequences_in(parts, (_COUNTS, _NEW, _BEFORE, _KEPT), every=chosen == "all"):
         again[tuple(one)] += many
     own: dict[tuple[int, ...], int] = {(of.new, of.past, of.logits): of.count for of in rows}
     for key in {**own, **again}:
@@ -363,13 +364,13 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
 
 
 def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:
-    """Store the rows of a batch in ``given`` as a workload has them, if there are any; they decide all lengths."""
+    """Replace the batch rows in ``given``, if there are any, by their stored form, and set all lengths from them."""
     if given.get(ROWS_INPUT) is None:
         return
     chosen = given.get("logits")
     rows: tuple[BatchRow, ...] = ()
     with collect_problems(found):
-        rows = rows_of(str(given.pop(ROWS_INPUT)), chosen if chosen in ("all", "last") else "last")
+        rows = rows_of(str(given.pop(ROWS_INPUT)), chosen)
     if not rows:
         return
     for name, value in (("text_tokens", sum(row.count * row.new for row in rows)), ("new_tokens", 0), ("batch", 1)):
@@ -381,11 +382,11 @@ def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:
 
 
 _Numbers = tuple[Any, Any, Any, Any]
-"""New tokens, past, logits (``None``: as usual; ``all``) and number of sequences of a row, not checked."""
+"""Unchecked numbers of a row: new tokens, past, logits (``None``: the default; ``all``) and number of sequences."""
 
 
 def _is_written(text: str) -> bool:
-    """Return whether a text is rows rather than the path of a file."""
+    """Return whether a text states rows, rather than the path of a file with rows."""
     return any(_ROW.fullmatch(part.strip()) for part in text.split(",")) or not Path(text).suffix
 
 
@@ -398,7 +399,7 @@ def _written(text: str) -> _Numbers | str:
 
 
 def _checked(row: _Numbers | str, where: str, usual: Logits) -> tuple[int, int, int, int]:
-    """Return new tokens, past, positions with logits and number of sequences of a row.
+    """Return a row's numbers of new tokens, past tokens, positions with logits, and sequences, after checking them.
 
     Raises:
         BadInput: one of them is out of range.
@@ -419,7 +420,7 @@ def _checked(row: _Numbers | str, where: str, usual: Logits) -> tuple[int, int, 
 
 
 def _filed(path: Path) -> list[Any]:
-    """Return what a file has for each row, or for one step."""
+    """Return the records of a file, one per row, or the record of one step."""
     text = first_bytes(path, MAX_BYTES, regular=True).decode(errors="replace") if path.is_file() else None
     if text is None:
         raise BadInput(
@@ -440,7 +441,7 @@ def _filed(path: Path) -> list[Any]:
 
 
 def _csv_lines(reader: csv.DictReader[str], path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a table by the names of its columns, digits as integers."""
+    """Yield the lines of a CSV table as dicts by column name, with digits as integers."""
     for line in reader:
         if None in line:
             raise BadInput(
@@ -451,7 +452,7 @@ def _csv_lines(reader: csv.DictReader[str], path: Path) -> Iterator[dict[str, An
 
 
 def _of_file(steps: Sequence[Any]) -> list[_Numbers | str]:
-    """Return the rows of a file."""
+    """Return the rows of a batch in a file."""
     if len(steps) == 1 and isinstance(steps[0], dict) and (found := _step(steps[0])) is not None:
         return found
     return [_named(step) if isinstance(step, dict) else str(step) for step in steps]
@@ -462,7 +463,7 @@ def _first(values: Mapping[str, Any], names: Iterable[str], usual: Any = None) -
 
 
 def _named(values: Mapping[str, Any]) -> _Numbers | str:
-    """Return the numbers of a row that is a map from names to them."""
+    """Return the numbers of a row that is a JSON object or a CSV line."""
     new = _first(values, _NEW)
     if not isinstance(new, int):
         several = ", a file has one step" if isinstance(new, dict | list) else ""
@@ -471,7 +472,7 @@ def _named(values: Mapping[str, Any]) -> _Numbers | str:
 
 
 def _step(values: Mapping[str, Any]) -> list[_Numbers | str] | None:
-    """Return the rows of one step as a scheduler has it; ``None`` if it is a row.
+    """Return the rows of a scheduler's step; ``None`` if the record is a single row.
 
     vLLM (``SchedulerOutput``) maps requests to numbers, and lists new and known requests apart; drafted tokens get
     logits. SGLang (``ForwardBatch``, ``ScheduleBatch``) has parallel lists.

@@ -1,4 +1,4 @@
-"""Records that a target passes to the sources: parts to export, forwards to trace, built models, truncations."""
+"""Define records that targets pass to sources: parts to export, forwards to trace, built models, truncations."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 
 GIVEN: Final = "the numbers that it was given"
-"""Name in notes for the concrete values of a module and its inputs."""
+"""Name, in notes, of the concrete values of a module and its inputs."""
 
 BUFFER: Final = "buffer:"
-"""Prefix of names of buffers among arguments."""
+"""Prefix of buffer names among arguments."""
 
 RUNS_ALL: Final = "the class runs all"
-"""Start of the note on a class that runs all experts for every token although its configuration names fewer."""
+"""Start of the note on a class that runs all experts for every token although its configuration selects fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolicSize:
-    """Dimension of an example input that the export keeps symbolic, with its symbol."""
+    """Dimension of an example input that an export keeps symbolic, with its symbol."""
 
     argument: tuple[str | int, ...]
-    """Path into the arguments: ``("pixel_values",)``, ``("keys", 0)``."""
+    """Path of the tensor in the arguments: ``("pixel_values",)``, ``("keys", 0)``."""
     dim: int
     symbol: str
     step: int = 1
-    """If above 1, the dimension is declared to the export as a multiple of this, at least twice it."""
+    """Number of which the dimension is declared a multiple, at least twice as large; 1 for no such declaration."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """Part of a model to export, or to trace in isolation: module, inputs on meta, and the stage of its costs.
+    """Part of a model to export or to trace in isolation: module, inputs on meta, and the stage of its costs.
 
     An export uses example sizes; an isolated trace uses the sizes of the workload.
     """
@@ -50,26 +50,26 @@ class ExportJob:
     id: str
     stage: str
     invocations: tuple[str, ...]
-    """The invocations that this graph describes; it is evaluated at the symbols of each."""
+    """Invocations that this graph describes, each with its own symbol values."""
     module: nn.Module
-    """A thin wrapper that calls the model's own module; it adds no operators of its own."""
+    """Thin wrapper that calls the model's own module and adds no operators."""
     prefix: Mapping[str, str]
-    """Module paths inside ``module`` -> paths from the root of the model; the longest prefix wins.
-    Modules outside of all prefixes belong to the wrapper: an operator in them that computes is an error."""
+    """Paths from the root of the model, by path inside ``module``; the longest matching prefix decides. Modules outside
+    of all prefixes belong to the wrapper, in which an operator that computes is an error."""
     args: Mapping[str, Any]
-    """Keyword arguments: tensors on meta, or nested lists of them."""
+    """Keyword arguments of the module: tensors on meta, or nested lists of them."""
     sizes: Sequence[SymbolicSize] = ()
     returns_cache: bool = False
     """Whether the wrapper returns ``(result, [(keys, values) per layer])``."""
     own_calls: frozenset[str] = frozenset()
-    """Paths from the root whose call counts are taken from this graph; empty for all modules in it."""
+    """Paths, from the root, of the modules whose call counts this graph determines; empty for all its modules."""
     conventions: Mapping[str, str] = field(default_factory=dict)
     """Conventions in which the exported graph differs from the run: ``{"expert_kernel": "grouped_mm"}`` if grouped
     GEMMs replace a data-dependent loop over experts, which cannot be exported. The products are the same."""
     notes: tuple[str, ...] = ()
     """Notes on replacements without which the module could not be exported."""
     context: int | None = None
-    """Tokens in the cache before a decode step that is traced in isolation."""
+    """Number of tokens in the cache before a decode step that is traced in isolation."""
     inside: frozenset[str] = frozenset()
     """Names of arguments, and of results as ``return.0``, that are passed between two parts of the stage, and of
     parameters of ``module`` that another part of the stage reads in full."""
@@ -78,23 +78,23 @@ class ExportJob:
     elsewhere: bool = False
     """Whether the export may fall back to concrete values if a branch depends on data; as in :class:`Run`."""
     real: Callable[[], ExportJob] | None = None
-    """With ``elsewhere``: returns the job with the values of module and arguments; as in :class:`Run`."""
+    """With ``elsewhere``: function that returns the job with the values of module and arguments; as in :class:`Run`."""
     numbers: bool = False
-    """Whether module and arguments have concrete values, and the export follows the branches that these select."""
+    """Whether module and arguments have concrete values, so that the export follows the branches that these select."""
     holds: tuple[str, ...] = ()
     """Expressions in the symbols of ``sizes`` that must all be >= 0 for the arguments to be a valid state of the model.
     Guards of the export are not included."""
     masks: Mapping[str, CausalMask] = field(default_factory=dict)
-    """Names of arguments that are attention masks without values -> their content."""
+    """Contents of the attention masks without values, by argument name."""
     known: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments with the values that the user gave, where ``args`` has none, and integer buffers by name, behind
+    """Values that the user gave for meta tensors in ``args``, by argument name, and integer buffers, by name after
     :data:`BUFFER`; only masks and lengths are read."""
     attributes_bytes: int = 0
-    """Memory of tensors that are plain attributes of modules of the model, from 1 MB on."""
+    """Bytes of tensors that are plain attributes of the model's modules, if at least 1 MB."""
     packed: bool = False
-    """Whether all jobs that are packed stand for one call, which reads each weight once."""
+    """Whether all packed jobs together are one call, which reads each weight once."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Paths from the root of modules with a separate stage -> that stage; all other modules belong to ``stage``."""
+    """Stages of modules that have a separate one, by path from the root; all other modules belong to ``stage``."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -102,21 +102,21 @@ class ExportJob:
         return tuple(dict.fromkeys((*self.parts.values(), self.stage)))
 
     def place(self, path: str, call: int) -> tuple[str, str]:
-        """Return the stage and the first invocation of a module call."""
+        """Return the stage of a module call, and the first invocation."""
         inside = (stage for part, stage in self.parts.items() if path == part or path.startswith(f"{part}."))
         return next(inside, self.stage), self.invocations[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Event that a callgraph records when a module is first entered in a run, with fields read from its inputs."""
+    """Event that a callgraph records when a module is entered, with fields read from the module's inputs."""
 
     name: str
-    """``vision_inputs``, ``llm_stack``, …"""
+    """Name of the event: ``vision_inputs``, ``llm_stack``, …"""
     module: str
     """Path of the module; empty for the root."""
     read: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Mapping[str, int | str | tuple[int, ...]]]
-    """(module, args, kwargs) -> the fields of the event; empty for a call without an event."""
+    """Function from (module, args, kwargs) to the fields of the event; empty fields for a call without an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,44 +124,45 @@ class Run:
     """One forward of the whole model to trace."""
 
     id: str
-    """``page`` (the prefill with the vision towers) or ``step@P``."""
+    """Name of the run: ``page`` (the prefill with the vision towers) or ``step@P``."""
     model: nn.Module
     kwargs: Mapping[str, Any]
     locate: Callable[[str, int], tuple[str, str]]
-    """(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
+    """Function from (module path, call of its outermost repeated ancestor, from 1) to (stage, invocation)."""
     context: int | None = None
-    """Tokens in the cache before the run, for decode steps."""
+    """Number of tokens in the cache before the run, for decode steps."""
     cache_before: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
     """Keys and values of each layer in the cache that is passed to the run."""
     attention_paths: Sequence[str] = field(default_factory=tuple)
-    """Path of the module that owns the cache of layer i, by layer."""
+    """Path of the module that owns the cache of each layer."""
     masks: Mapping[str, CausalMask] = field(default_factory=dict)
-    """Places of attention masks without values in the arguments, ``attention_mask.full_attention`` -> their content."""
+    """Contents of attention masks without values, by path in the arguments: ``attention_mask.full_attention``."""
     known: Mapping[str, Any] = field(default_factory=dict)
-    """As in :class:`ExportJob`."""
+    """As :attr:`ExportJob.known`: values of the user's tensors, and integer buffers."""
     expected: torch.Tensor | None = None
-    """In a real run, the logits of the same forward without a tracer; the traced forward must return the same bits."""
+    """In a real run, the logits of the same forward without a tracer, which the traced one must equal bit by bit."""
     expert_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """In a real run, path of a module of routed experts -> number of rows that each expert receives."""
+    """In a real run, the number of rows that each expert receives, by path of the module of routed experts."""
     marks: Sequence[Mark] = ()
     """Events to record in the callgraph in addition to enter and exit."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context in which the model runs: patches of its code."""
+    """Function that returns the context in which the model runs, with patches of its code."""
     dispatched: bool = False
     """Whether operators are recorded at the dispatcher, because TorchLens cannot see those of distributed tensors."""
     groups: Sequence[str] = ()
-    """Paths of containers whose modules run depending on data (experts); their costs are counted on the container."""
+    """Paths of containers, such as experts, whose modules run depending on data; costs are counted on the container."""
     positions: int = 0
     """Number of positions that the decoder processes; required with ``groups``."""
     packed: bool = False
-    """As in :class:`ExportJob`."""
+    """As :attr:`ExportJob.packed`: whether all packed runs together are one call."""
     elsewhere: bool = False
     """Whether a run on meta may fall back to the CPU if the model needs concrete values."""
     real: Callable[[], Run] | None = None
-    """With ``elsewhere``: returns the run with the values of module and inputs; tensors without values become ones."""
+    """With ``elsewhere``: function that returns the run with the tensors' values, or ones for tensors without values.
+    """
 
     def inputs(self) -> dict[str, Any]:
-        """Return a copy of the arguments, since a forward modifies the cache that it gets."""
+        """Return a copy of the arguments, since a forward modifies its cache."""
         return copy.deepcopy(dict(self.kwargs))
 
 
@@ -171,22 +172,22 @@ class Built:
 
     model: nn.Module
     notes: tuple[str, ...] = ()
-    """Notes on what was loaded, converted or left out."""
+    """Notes on weights that were loaded, converted or omitted."""
     attributes_bytes: int = 0
-    """As of :class:`ExportJob`."""
+    """As :attr:`ExportJob.attributes_bytes`: bytes of tensors that are plain attributes of modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Model of which some stacks keep only a few layers, each of which represents several of the whole model."""
+    """Model with some layer stacks truncated to a few layers, each of which represents several of the whole model."""
 
     parameters: int
-    """Number of elements of all parameters of the whole model, each tensor once."""
+    """Number of parameter elements of the whole model, each tensor counted once."""
     times: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Path of a truncated stack of layers -> the number of layers that each remaining one represents."""
+    """Number of layers that each remaining layer represents, by path of a truncated stack."""
 
     def of(self, path: str) -> int:
-        """Return how many modules of the whole model the module at a path stands for; 1 outside of truncated stacks."""
+        """Return how many modules of the whole model a module represents; 1 outside of truncated stacks."""
         return prod(_times(path, stack, times) for stack, times in self.times)
 
 

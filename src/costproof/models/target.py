@@ -1,4 +1,4 @@
-"""Define the protocols of targets, one per capability, and which source needs which."""
+"""Define the protocols of targets, one per capability, and which protocol each source requires."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ class Setting:
     name: str
     """Name of the Python argument: ``base_size``; the option is ``--base-size``."""
     what: str
-    """In one line, for ``--help``."""
+    """Description of the setting in one line, for ``--help``."""
     kind: Literal["integer", "text", "file", "choice", "list"] = "integer"
-    """``list``: may be repeated; the workload holds the values joined by commas."""
+    """Type of the value; a ``list`` option may be repeated, and the workload stores its values joined by commas."""
     choices: tuple[str, ...] = ()
     metavar: str = "N"
 
 
 @dataclass(frozen=True, slots=True)
 class NamedWorkload:
-    """Preset as listed among a target's workloads."""
+    """Preset in the list of a target's workloads."""
 
     name: str
     what: str
     tokens: Mapping[str, int]
-    """Part of the prompt, ``vision`` or ``text`` -> its number of tokens."""
+    """Number of prompt tokens by kind, ``vision`` or ``text``."""
     default: bool = False
 
 
 class Target(Protocol):
-    """Protocol of every target: a model that can be counted."""
+    """Protocol of every target, a model that can be counted."""
 
     @property
     def name(self) -> str:
@@ -63,17 +63,17 @@ class Target(Protocol):
         """Return the workload settings, by the names that :meth:`workload` takes."""
 
     def presets(self) -> tuple[NamedWorkload, ...]:
-        """Return the named workloads."""
+        """Return the target's presets: named workloads, one of which is the default."""
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """Return a workload: a preset (the default one if ``None``) with other settings applied.
+        """Return the workload of a preset (the default one if ``None``) with changed settings.
 
         Settings that are ``None`` leave the preset's value. Raises
         :class:`~costproof.ledger.errors.Problems` with everything that is wrong with them.
         """
 
     def conventions(self, workload: Workload) -> Conventions:
-        """Return the conventions of all numbers for this workload."""
+        """Return the counting conventions of this workload's numbers."""
 
     def check(self, workload: Workload) -> None:
         """Check that the model can run this workload.
@@ -82,15 +82,15 @@ class Target(Protocol):
         """
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the stage calls of one run, in order, with the values of their symbols."""
+        """Return the invocations of the stages in one run, in order, with the values of their symbols."""
 
 
 @runtime_checkable
 class WithFormulas(Target, Protocol):
-    """Target with closed formulas, which the analytic source evaluates."""
+    """Protocol of targets with closed formulas, which the analytic source evaluates."""
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the analytic ledger in symbols, with ``exprs`` filled and ``costs`` empty."""
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """Return the notation and the meaning of each symbol in the formulas."""
@@ -98,75 +98,75 @@ class WithFormulas(Target, Protocol):
 
 @runtime_checkable
 class Uncut(WithFormulas, Protocol):
-    """Target with closed formulas whose truncation can be undone."""
+    """Protocol of targets with closed formulas whose truncation can be undone."""
 
     def uncut(self) -> WithFormulas:
-        """Return the model with all its layers."""
+        """Return the same target with all layers."""
 
 
 SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
-"""Name of what ranks along ``cp`` have again, in a :class:`Sharing` and in sums over ranks."""
+"""Name, in a :class:`Sharing` and in sums over ranks, of costs that ranks along ``cp`` duplicate."""
 
 
 class Sharing(Protocol):
-    """Protocol of a plan by which the ranks of a mesh share a model: who has what whole."""
+    """Protocol of the division of a model among the ranks of a mesh: split and duplicated parts."""
 
     @property
     def origin(self) -> str:
-        """Return the origin of the plan."""
+        """Return the source of the plan, as reports name it."""
 
     @property
     def routed(self) -> RoutedLayers | None:
-        """Return the mixtures of experts that ranks share; ``None`` without them."""
+        """Return the mixtures of experts that ranks divide; ``None`` if there are none."""
 
     @property
     def by_heads(self) -> bool:
-        """Return whether ranks that share a sequence cache some heads each of all positions."""
+        """Return whether each rank that shares a sequence caches some heads at all positions."""
 
     def axis_of(self, role: str, kind: str) -> str:
-        """Return the group of the mesh in which a module runs a kind of collective (:meth:`Mesh.group`)."""
+        """Return the name of the rank group in which a module runs a kind of collective (:meth:`Mesh.group`)."""
 
     def held_by(self, role: str, metric: Metric) -> tuple[int, str]:
-        """Return how many times ranks with one batch have a cost of one device, and why if several do."""
+        """Return the sum of a cost over ranks with one batch, relative to one device, and the name of copies."""
 
     def copies_of_batches(self, role: str, metric: Metric) -> int:
-        """Return how many groups of ranks, each with all that a module has of a metric, share the batch."""
+        """Return how many groups of ranks divide the batch, each with a module's whole cost in this metric."""
 
     def copies_of_sequences(self, metric: Metric) -> int:
-        """Return how many of the ranks that share sequences have all that a module has of a metric."""
+        """Return how many of the ranks that share sequences have a module's whole cost in this metric."""
 
     def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
-        """Return what all ranks that share a sequence do more in a stage than one with whole sequences, and why."""
+        """Return the cost that ranks that share a sequence add to that of one device, and its name."""
 
     def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
-        """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
+        """Return the dtypes of the tensors in one kind of collective along a mesh axis, in a run in ``dtype``."""
 
     def added(self, role: str) -> tuple[int, str]:
-        """Return the elements of parameters that ranks with one batch have more of a module, and what they are."""
+        """Return the parameter elements that the ranks of one batch add to those of one device, and their name."""
 
     def padding_of(self, role: str, metric: Metric, cost: int) -> tuple[int, str]:
-        """Return what rows that only fill the parts of ranks add to a cost of one device, and what."""
+        """Return the cost that padding of the ranks' parts adds to that of one device, and its name."""
 
 
 @runtime_checkable
 class Sharded(WithFormulas, Protocol):
-    """Target with closed formulas for a rank of several devices."""
+    """Protocol of targets with closed formulas for one rank of several devices."""
 
     def shares(self, workload: Workload) -> Sharing:
-        """Return how the ranks of a workload's mesh share the model."""
+        """Return the division of the model among the ranks of a workload's mesh."""
 
 
 def sharded(target: object) -> Sharded | None:
-    """Return the target if it has formulas for a rank of several devices."""
+    """Return the target if it has formulas for one rank of several devices, else ``None``."""
     return target if isinstance(target, Sharded) else None
 
 
 @runtime_checkable
 class WithMemory(WithFormulas, Protocol):
-    """Target whose peak of live activations is a formula."""
+    """Protocol of targets with a formula for the peak of live activations."""
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; of decode steps, at a context of P tokens.
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P.
 
         A part is what one :class:`~costproof.models.specs.ExportJob` exports, by its id: all of a stage, or a piece.
 
@@ -177,18 +177,18 @@ class WithMemory(WithFormulas, Protocol):
 
 @runtime_checkable
 class WithBlocks(WithFormulas, Protocol):
-    """Target whose key/value cache can be kept in blocks of tokens."""
+    """Protocol of targets whose key/value cache can be kept in blocks of tokens."""
 
     def blocked_cache(self, workload: Workload) -> BlockedCache | None:
-        """Return the blocks of the cache; ``None`` if the workload does not request them."""
+        """Return the cache in blocks of tokens; ``None`` if the workload requests no blocks."""
 
     def token_padding(self, workload: Workload) -> tuple[TokenPadding, ...]:
-        """Return the padding of the tokens of each stage; empty if the workload requests none."""
+        """Return the token padding of each stage; empty if the workload requests none."""
 
 
 @runtime_checkable
 class WithKeys(WithFormulas, Protocol):
-    """Target with closed formulas for any configuration."""
+    """Protocol of targets with closed formulas for any configuration of a family."""
 
     @property
     def config(self) -> Any:
@@ -204,15 +204,15 @@ class WithKeys(WithFormulas, Protocol):
 
 @runtime_checkable
 class WithCheckpoint(Target, Protocol):
-    """Target whose published checkpoint is known."""
+    """Protocol of targets whose published checkpoint is known."""
 
     def checkpoint(self) -> Ledger | None:
-        """Return the parameters of the published checkpoint, or ``None`` for other configurations."""
+        """Return the ledger of the published checkpoint's parameters, or ``None`` for other configurations."""
 
 
 @runtime_checkable
 class WithModules(Target, Protocol):
-    """Target without formulas, which a diff compares with another one module by module."""
+    """Protocol of targets without formulas, which a diff compares module by module."""
 
     def module_kinds(self) -> ModuleKinds:
         """Return the modules of the model by path."""
@@ -220,15 +220,15 @@ class WithModules(Target, Protocol):
 
 @runtime_checkable
 class WithValues(Target, Protocol):
-    """Target with input tensors of the user, whose values may affect a run."""
+    """Protocol of targets with input tensors of the user, whose values may affect a run."""
 
     def with_values(self, workload: Workload) -> Workload:
-        """Return the workload with these values in its arguments."""
+        """Return the workload with the values of the user's input tensors."""
 
 
 @runtime_checkable
 class WithStorage(Target, Protocol):
-    """Target whose checkpoint has a known storage format."""
+    """Protocol of targets whose checkpoint has a known storage format."""
 
     @property
     def stored(self) -> Stored:
@@ -236,21 +236,21 @@ class WithStorage(Target, Protocol):
 
     @property
     def dtype(self) -> Dtype | None:
-        """Return the dtype of tensors that the checkpoint does not quantise; ``None`` if each parameter has its own."""
+        """Return the dtype of tensors that the checkpoint does not quantise; ``None`` if dtypes differ by parameter."""
 
     def build_stored(self) -> nn.Module:
-        """Return the model on the meta device, in the dtype of the tensors that its checkpoint does not quantise."""
+        """Return the model on the meta device, in the dtype of its checkpoint's unquantised tensors."""
 
 
 @runtime_checkable
 class Exportable(Target, Protocol):
-    """Target whose parts can be exported with ``torch.export``, for the static source."""
+    """Protocol of targets whose parts ``torch.export`` can export, for the static source."""
 
     def build(self, workload: Workload) -> nn.Module:
         """Return the model on the meta device, in the workload's dtype, ready to run."""
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the parts that the static source exports."""
+        """Return the jobs of the parts that the static source exports."""
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages that use a module, in the order of the run."""
@@ -258,19 +258,19 @@ class Exportable(Target, Protocol):
 
 @runtime_checkable
 class PartlyExported(Exportable, Protocol):
-    """Target with stages that cannot be exported."""
+    """Protocol of targets with stages that cannot be exported."""
 
     @property
     def not_exported(self) -> Mapping[str, str]:
-        """Return the reason for each stage that cannot be exported."""
+        """Return the reason why each stage that cannot be exported cannot, by stage."""
 
 
 @runtime_checkable
 class Derivable(Exportable, Protocol):
-    """Target that can export a stage with more symbolic sizes than its usual exports."""
+    """Protocol of targets that can export a stage with more symbolic sizes than their usual exports."""
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
-        """Return (target, workload, symbol -> step) with which a stage's export has all possible symbols.
+        """Return (target, workload, steps by symbol) with which a stage's export has all possible symbols.
 
         ``None`` if the default exports already have all possible symbols.
         """
@@ -278,15 +278,15 @@ class Derivable(Exportable, Protocol):
 
 @runtime_checkable
 class Staged(Exportable, Protocol):
-    """Target whose stages can be run separately, for the isolated source."""
+    """Protocol of targets whose stages can run separately, for the isolated source."""
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the runs of the isolated source: each invocation of each stage, and selected decode steps."""
+        """Return the jobs of the isolated source: each invocation of each stage, and selected decode steps."""
 
 
 @runtime_checkable
 class Runnable(Target, Protocol):
-    """Target that can be run as a whole, for the dynamic source."""
+    """Protocol of targets that can run as a whole, for the dynamic source."""
 
     @property
     def options(self) -> RunOptions:
@@ -313,10 +313,10 @@ class Runnable(Target, Protocol):
 
 @runtime_checkable
 class Truncatable(Runnable, Protocol):
-    """Target that can be truncated to its first layers; the whole model is extrapolated from them."""
+    """Protocol of targets that can be truncated to first layers, from which the whole model is extrapolated."""
 
     def stretched(self) -> tuple[Truncation, Runnable, Truncation] | None:
-        """Return the truncation of this target, a target that keeps more layers, and the truncation of that target.
+        """Return this target's truncation, a target that keeps more layers, and that target's truncation.
 
         The second one has at least one more layer of each kind that is left out. ``None``: the model is not cut.
         """
@@ -327,7 +327,7 @@ class Truncatable(Runnable, Protocol):
 
 @runtime_checkable
 class InProcess(Runnable, Protocol):
-    """Target that may exist only in this process, so that its sources run here one after another."""
+    """Protocol of targets that may exist only in this process, so that their sources run here one after another."""
 
     @property
     def here(self) -> bool:
@@ -340,16 +340,16 @@ SERVES: Final[Mapping[str, tuple[type, str]]] = {
     "dynamic": (Runnable, "the target cannot be run as a whole"),
     "isolated": (Staged, "the target's stages cannot be run alone"),
 }
-"""Source -> the protocol that it requires, and the message for a target without it."""
+"""Protocol that each source requires, and the message for a target without it, by source."""
 
 
 def lacking(target: Target, sources: Iterable[str]) -> dict[str, str]:
-    """Return the reason for each requested source that the target does not support."""
+    """Return a reason for each requested source that the target does not support."""
     return {s: why for s in sources for needed, why in [SERVES[s]] if not isinstance(target, needed)}
 
 
 def options_of(target: Target) -> RunOptions:
-    """Return the run options of a target, or the defaults if it cannot be run."""
+    """Return the run options of a target; the defaults for a target that cannot run."""
     return target.options if isinstance(target, Runnable) else RunOptions()
 
 

@@ -1,1 +1,1 @@
-"""Represent graphs of operators, cost them by rules, and analyze them, without torch."""
+"""Represent operator graphs, compute the costs of their operators by rules, and analyse the graphs, without torch."""

@@ -42,10 +42,10 @@ from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.rules.sizes import nbytes, numel, prod, total
 
 StageLocator = Callable[[str, int], tuple[str, str] | None]
-"""(module path, call number) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
+"""Function from (module path, call number) to (stage, invocation); ``None`` for wrapper code that is not counted."""
 
 APPENDED: Final[tuple[Metric, ...]] = ("kv_cache_bytes", UNFUSED)
-"""Metrics of cache bytes that a module appends."""
+"""Metrics of the cache bytes that a module appends."""
 
 NOT_KEPT: Final = "kept scores are not counted: the content of a mask is not known in"
 _MOST_NAMED: Final = 3
@@ -54,7 +54,7 @@ _Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class AccountedGraph:
-    """Nodes and unknown operators that one graph adds to a ledger."""
+    """Cost nodes and unknown operators that one graph adds to a ledger."""
 
     nodes: tuple[CostNode, ...]
     unknown: tuple[UnknownOp, ...]
@@ -71,14 +71,12 @@ def account(
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
     Kind nodes have ``flops`` and ``vector_flops``, and, for time bounds, FLOPs in other dtypes and FLOPs that can be
-    skipped
-    (:data:`~costproof.ledger.metrics.OF_BOUNDS`). Nodes with an empty kind have ``calls``, ``weight_read_bytes``,
-    ``input_bytes``, ``output_bytes``, ``kv_read_bytes`` and ``unfused_bytes``; the root node has the ``floor_bytes`` of
-    each
-    stage and invocation. Zeros are omitted, and so are calls that run no operator, such as ``Identity``, since exports
-    have
-    none of them. Numbers are in ``costs``. For a graph with symbolic shapes every quantity is also in ``exprs``, and
-    quantities that are not constant are only there. Parameters and the cache are not counted here.
+    skipped (:data:`~costproof.ledger.metrics.OF_BOUNDS`). Nodes with an empty kind have ``calls``,
+    ``weight_read_bytes``, ``input_bytes``, ``output_bytes``, ``kv_read_bytes`` and ``unfused_bytes``; the root node has
+    the ``floor_bytes`` of each stage and invocation. Zeros are omitted, and so are calls that run no operator, such as
+    ``Identity``, since exports have none of them. Numbers are in ``costs``. For a graph with symbolic shapes every
+    quantity is also in ``exprs``, and quantities that are not constant are only there. Parameters and the cache are not
+    counted here.
 
     Args:
         inside: tensors that pass between two graphs of one stage; see :func:`~costproof.opgraph.reuse.floors`.
@@ -175,7 +173,7 @@ def account(
 
 
 def _avoidable_traffic(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> AvoidableTraffic | None:
-    """Return the bytes that another implementation of the same result need not move; ``None`` if all are needed."""
+    """Find the bytes that another implementation of the same result need not move; ``None`` if all must be moved."""
     ops = costed.graph.ops
     cast = any(op.attrs.get(AUTOCAST) for op in ops)
     halved = frozenset(v.id for op in ops for v in op.outputs if v.floating) if cast else frozenset()
@@ -184,7 +182,7 @@ def _avoidable_traffic(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Avo
 
 
 def arithmetic_dtype(op: OpCall) -> str:
-    """Return the dtype that an operator multiplies in: the narrowest of its floating-point tensors.
+    """Return the dtype in which an operator multiplies: the narrowest of its floating-point tensors.
 
     Under autocast an export has tensors before the cast and results after it.
     """
@@ -209,7 +207,7 @@ def _uncounted_module_error(op: OpCall) -> Incomplete:
 
 
 def settle_kept(ledger: Ledger) -> Ledger:
-    """Return the ledger without ``kept_flops`` and ``kept_scores`` if either is unknown for some node.
+    """Remove ``kept_flops`` and ``kept_scores`` from a ledger if either is unknown for some node.
 
     Bounds leave out what a mask hides or may hide in any case: it becomes part of the FLOPs that can be skipped.
     """
@@ -233,11 +231,11 @@ def settle_kept(ledger: Ledger) -> Ledger:
 
 
 InvocationLocator = Callable[[str, int], tuple[str, str]]
-"""(module path, call of its outermost repeated ancestor, from 1) -> (stage, invocation)."""
+"""Function from (module path, call number of its outermost repeated ancestor) to (stage, invocation)."""
 
 
 def cache_nodes(locate: InvocationLocator, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
-    """Return nodes with the growth of the cache, on the modules that write or read it."""
+    """Return nodes for the growth of the key/value cache, at the modules that write or read it."""
     before = tuple(cache_inputs)
     same = len(before) == len(graph.cache_outputs)
     if same and all(a.shape == b.shape for a, b in zip(before, graph.cache_outputs, strict=True)):
@@ -259,7 +257,7 @@ def cache_nodes(locate: InvocationLocator, graph: Graph, cache_inputs: Iterable[
 
 
 def _bytes_by_writer(value: Value, writer: Mapping[str, OpCall]) -> list[tuple[str, Size]]:
-    """Return (module, bytes) for each module that wrote part of a cache tensor.
+    """Return (module, bytes) for each module that wrote a part of a cache tensor.
 
     Behind ``cat``, only what it appended.
     """
@@ -273,7 +271,7 @@ def _bytes_by_writer(value: Value, writer: Mapping[str, OpCall]) -> list[tuple[s
 
 
 def cache_growth_nodes(stage: str, invocation: str, module: str, grown: Size) -> list[CostNode]:
-    """Return the nodes of cache growth: appended bytes on the module, floor bytes on the root; empty without growth."""
+    """Return nodes for appended cache bytes, at the module and as floor bytes at the root; empty without growth."""
     found = []
     for path, metrics in ((module, APPENDED), ("", (FLOOR,))) if grown != 0 else ():
         known: dict[Metric, int | None] = dict.fromkeys(metrics, grown) if isinstance(grown, int) else {}
@@ -283,7 +281,7 @@ def cache_growth_nodes(stage: str, invocation: str, module: str, grown: Size) ->
 
 
 def locator(locate: InvocationLocator, calls: Iterable[ModuleCall]) -> InvocationLocator:
-    """Return a function (module, call) -> (stage, invocation) that decides by the outermost repeated enclosing call."""
+    """Return a function from (module, call) to (stage, invocation), which the outermost repeated call decides."""
     parents = {(c.module, c.call): c.parent for c in calls}
     repeated = {module for module, call in parents if call > 1}
 
@@ -301,11 +299,11 @@ def locator(locate: InvocationLocator, calls: Iterable[ModuleCall]) -> Invocatio
 _LINEAR: Final = frozenset({"linear", "mm", "matmul", "addmm"})
 _FUSED: Final = "attention"
 _NARROWEST: Final = 4
-"""Width of the key and value of a head from which absorbing saves work at every step of two keys or more."""
+"""Least width of a head's key plus value at which absorbed latent attention saves work with two or more keys."""
 
 
 def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mapping[int, Size]:
-    """Return index of an operator -> the headline FLOPs that another algorithm skips, apart from masks.
+    """Return the headline FLOPs that another algorithm can skip, apart from masks, by index of the operator.
 
     Args:
         kept: result of :func:`~costproof.opgraph.kept.kept_work`; without it, attention skips nothing.
@@ -347,7 +345,7 @@ def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mappin
 
 
 def _calls_behind(start: int, costed: CostedGraph, kept: Mapping[int, KeptWork]) -> list[int]:
-    """Return the attention calls of the enclosing module that read a product's result, or all of them if none does."""
+    """Return the attention calls in the enclosing module that read a product's result; all of them if none does."""
     ops, roots = costed.graph.ops, costed.roots
     outer = ops[start].module.rpartition(".")[0]
     reached = {v.id for v in ops[start].outputs}
@@ -365,11 +363,11 @@ def _calls_behind(start: int, costed: CostedGraph, kept: Mapping[int, KeptWork])
 
 
 _Part = tuple[Value, Value | None]
-"""Latents that a call multiplies by a weight, and those of them that are cached."""
+"""Latents of a sequence that a call multiplies by a weight, and the cached ones among them."""
 
 
 def _read_in_order(calls: Sequence[int], parts: Sequence[_Part], ops: Sequence[OpCall]) -> bool:
-    """Return whether attention calls read the keys of these latents, one call each, in order."""
+    """Return whether the n-th attention call reads keys computed from the n-th of these latents, for all n."""
 
     def keys(at: int) -> tuple[Size, ...]:
         shape = ops[at].tensors[1].shape if len(ops[at].tensors) > 1 else ()
@@ -382,7 +380,7 @@ def _read_in_order(calls: Sequence[int], parts: Sequence[_Part], ops: Sequence[O
 
 
 def _not_negative(saved: Size) -> Size:
-    """Return the saved FLOPs, at least 0; in decode steps with a symbolic context they are never negative."""
+    """Return the saved FLOPs, at least 0; formulas for decode steps are never negative and stay unchanged."""
     if isinstance(saved, int):
         return max(0, saved)
     return saved if CONTEXT in saved.free_symbols else sympy.Max(0, sympy.expand(saved))
@@ -400,7 +398,7 @@ def _sharing_heads(costed: CostedGraph, start: int, end: int) -> int:
 
 
 def _wider(op: OpCall, rank: Size, out: Size, sharing: int) -> int | None:
-    """Return by how many elements two latents are wider than the key and value of one head together.
+    """Return how many elements two latents are wider than the key and value of one head together.
 
     0 if key and value together are narrower than ``_NARROWEST`` and not wider than two latents: attention on latents
     then skips at most the expansion. ``None`` if a size is a symbol.
@@ -453,7 +451,7 @@ def _mapped_parts(op: OpCall, costed: CostedGraph, writer: Mapping[str, int]) ->
 
 
 def hidden_reads(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> frozenset[str]:
-    """Return the ids of tensors that are read only as keys or values of attention with a mask."""
+    """Return the ids of tensors that are read only as keys or values of attention with masks, which may hide them."""
     graph, roots = costed.graph, costed.roots
 
     def root(value: Value) -> str:

@@ -1,4 +1,4 @@
-"""Cost the operators of a graph in order, evaluate symbolic graphs at concrete sizes, and find edges between modules.
+"""Compute the cost of each operator, evaluate symbolic graphs at concrete sizes, and find data edges between modules.
 
 For the edges, consider one call c of a module and the calls inside it. Each operator in c belongs to one of these calls
 or is c's *own*. A value created in call x *reaches* call y if
@@ -54,17 +54,17 @@ class CostedGraph:
 
     @cached_property
     def roots(self) -> Mapping[str, Value]:
-        """Id of every view and cast -> the tensor that it is a view or cast of."""
+        """The tensor that a view or cast was made from, through all views and casts between, by the view's id."""
         return resolve_views(self.graph.ops, self.costs)
 
     @cached_property
     def traffic(self) -> Mapping[Region, RegionTraffic]:
-        """(module, call) -> the traffic across the boundary of that call's own operators."""
+        """Traffic across the boundary of a module call without its submodules, by (module, call number)."""
         return self.crossing([(op.module, op.call) for op in self.graph.ops])
 
     @cached_property
     def alone(self) -> Mapping[int, RegionTraffic]:
-        """Index of an operator -> its traffic if every operator runs as a separate kernel."""
+        """Traffic of each operator if it ran as a separate kernel, by index of the operator."""
         return self.crossing(range(len(self.graph.ops)))
 
     def crossing(self, regions: Sequence[R]) -> dict[R, RegionTraffic]:
@@ -81,7 +81,7 @@ class CostedGraph:
 
 
 def cost_graph(graph: Graph) -> CostedGraph:
-    """Apply all transforms to a graph and cost every operator."""
+    """Apply all graph transforms to a graph, and compute the cost of every operator."""
     for transform in transforms():
         graph = transform(graph)
     return CostedGraph(graph, tuple(cost_of(op) for op in graph.ops))
@@ -118,7 +118,7 @@ def bound_unknown(
     """Return the unknown operators of a symbolic graph, with upper bounds of their FLOPs at concrete sizes.
 
     Args:
-        runs: number of runs of the graph, none at larger sizes.
+        runs: number of runs of the graph, all at these sizes or smaller ones.
     """
     at_most: dict[tuple[str, str], list[int | None]] = {}
     for op in _unknown_calls(costed, values):
@@ -136,7 +136,7 @@ def bound_unknown(
 def known_at_sizes(
     costed: CostedGraph, values: Mapping[str, int], add: Callable[[Graph], Graph] = lambda graph: graph
 ) -> tuple[str, ...]:
-    """Return operators that are unknown in symbols but known at the given sizes, such as a Fourier transform.
+    """Return operators with a cost unknown for symbolic sizes but known at concrete ones, such as a Fourier transform.
 
     Args:
         add: returns a graph of concrete sizes with what is known about its calls at these only.
@@ -151,7 +151,7 @@ def known_at_sizes(
 
 
 def failing_at_sizes(costed: CostedGraph, values: Mapping[str, int]) -> str:
-    """Return why an attention call fails at the given sizes, where the symbolic graph leaves it open.
+    """Return why an attention call fails at concrete sizes, if symbolic sizes leave that open; empty if none fails.
 
     Empty if none does.
     """
@@ -161,7 +161,7 @@ def failing_at_sizes(costed: CostedGraph, values: Mapping[str, int]) -> str:
 
 
 def _unknown_calls(costed: CostedGraph, values: Mapping[str, int]) -> tuple[OpCall, ...]:
-    """Return the calls without a cost, with concrete sizes."""
+    """Return the operator calls without a known cost, with concrete sizes."""
     graph = costed.graph
     ops = tuple(op for op, cost in zip(graph.ops, costed.costs, strict=True) if isinstance(cost, UnknownCost))
     return substitute_sizes(replace(graph, ops=ops), values).ops
@@ -172,16 +172,16 @@ CallKey = tuple[str, int]
 
 
 def data_edges(costed: CostedGraph) -> Counter[tuple[str, str]]:
-    """Count, for each pair of modules ``(a, b)``, the calls of a that feed a sibling call of b."""
+    """Count, for each pair of modules ``(a, b)``, the pairs of sibling calls in which a result of a reaches b."""
     return Counter((a[0], b[0]) for a, b in feeding_calls(costed))
 
 
 def feeding_calls(costed: CostedGraph) -> set[tuple[CallKey, CallKey]]:
-    """Return all pairs of calls in which the first call feeds the second."""
+    """Return all pairs of module calls in which a result of the first reaches the second."""
     chain = _chains(costed.graph)
     made_in: dict[str, tuple[CallKey, ...]] = {}
     through: dict[str, frozenset[CallKey]] = {}
-    """Value created by an own operator -> the other calls that it was computed from."""
+    """Calls that a value was computed from by operators of their common caller, by the value's id."""
     found: set[tuple[CallKey, CallKey]] = set()
     for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
         here = chain((op.module, op.call))
@@ -209,7 +209,7 @@ def feeding_calls(costed: CostedGraph) -> set[tuple[CallKey, CallKey]]:
 
 
 def _chains(graph: Graph) -> Callable[[CallKey], tuple[CallKey, ...]]:
-    """Return a function from a call to its enclosing calls, from the root to the call itself."""
+    """Return a function from a module call to its enclosing calls, from the root to the call itself."""
     parents = {(c.module, c.call): c.parent for c in graph.calls}
 
     @cache
@@ -221,5 +221,5 @@ def _chains(graph: Graph) -> Callable[[CallKey], tuple[CallKey, ...]]:
 
 
 def _common(a: tuple[CallKey, ...], b: tuple[CallKey, ...]) -> int:
-    """Return the length of the common prefix of two chains of calls."""
+    """Return the length of the common prefix of two call chains."""
     return sum(1 for _ in takewhile(lambda calls: calls[0] == calls[1], zip(a, b, strict=False)))

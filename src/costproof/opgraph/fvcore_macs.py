@@ -28,10 +28,10 @@ from costproof.opgraph.rules.names import canonical, source_kind
 
 @dataclass(frozen=True, slots=True)
 class FvcoreCount:
-    """What fvcore counts for one call of an operator."""
+    """MACs and activations that fvcore counts for one operator call."""
 
     macs: int | None
-    """``None`` where fvcore fails."""
+    """Multiply-accumulates; ``None`` where fvcore fails."""
     activations: int = 0
 
 
@@ -51,7 +51,7 @@ def fvcore_nodes(graph: Graph, place: StageLocator) -> tuple[CostNode, ...]:
 
 
 def fvcore_count(op: OpCall) -> FvcoreCount | None:
-    """Return fvcore's count of one call; ``None`` for operators that fvcore has no handler for."""
+    """Return fvcore's count of an operator call; ``None`` for operators that fvcore has no handler for."""
     rule = _RULES.get(_name(op))
     if rule is None:
         return None
@@ -68,7 +68,7 @@ def _costs(parts: list[FvcoreCount]) -> dict[Metric, int | None]:
 
 
 def _name(op: OpCall) -> str:
-    """Return the operator's name in fvcore's trace; an interpolation has a name for each mode."""
+    """Return the operator's name in fvcore's trace, where each interpolation mode has its name."""
     name = canonical(op.name)
     if name in ("interpolate", "upsample"):
         planar = len(tensor(op, "input", 0).shape) == 4 and not attr(op, "antialias", default=False)
@@ -81,7 +81,7 @@ def _elements(value: Value) -> int:
 
 
 def _product(op: OpCall, first: int, second: int, *, activations: bool = True) -> FvcoreCount:
-    """Count a product: elements of the operand at ``first`` times the last size of that at ``second``."""
+    """Count a matrix product: elements of the operand at ``first`` times the last size of the operand at ``second``."""
     a, b = op.tensors[first], op.tensors[second]
     if len(b.shape) < 2:
         raise Uncountable("fvcore needs a second operand of at least two dimensions")
@@ -93,7 +93,7 @@ def _linear(op: OpCall) -> FvcoreCount:
 
 
 def _conv(op: OpCall) -> FvcoreCount:
-    """Count a convolution: batch x output positions x weight elements; a transposed one has input positions instead."""
+    """Count a convolution: batch x output positions x weight elements; input positions if it is transposed."""
     data, made = tensor(op, "input", 0), result(op)
     transposed = "transpose" in canonical(op.name) or bool(attr(op, "transposed", default=False))
     positions = (data if transposed else made).shape[2:]
@@ -110,7 +110,7 @@ def _einsum(op: OpCall) -> FvcoreCount:
 
 
 def _relettered(equation: str) -> str:
-    """Rename indices in order of appearance: ``bqk,bkd->bqd`` becomes ``abc,acd->abd``."""
+    """Rename the indices of an einsum equation in order of appearance: ``bqk,bkd->bqd`` becomes ``abc,acd->abd``."""
     text = equation.replace(" ", "")
     letters = dict.fromkeys(c for c in text if c.isalpha())
     return text.translate({ord(c): 97 + i for i, c in enumerate(letters)})

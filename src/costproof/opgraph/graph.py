@@ -19,7 +19,7 @@ Size: TypeAlias = int | sympy.Expr
 
 
 _HANDED_ON: Final = frozenset({"identity"})
-"""Operator that a trace records where a module returns its argument."""
+"""Operators that a trace records where a module returns its argument unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,22 @@ class Value:
     dtype: str
     """Name without the ``torch.`` prefix, such as ``bfloat16``."""
     origin: str = "op"
-    """``op``, ``input``, ``cache`` (an input that was in a cache before), ``param``, ``buffer`` or ``const``."""
+    """Origin of the tensor: ``op``, ``input``, ``cache`` (input from the cache), ``param``, ``buffer`` or ``const``."""
     name: str = ""
     """Full name of a parameter or buffer, as in ``named_parameters`` of the root module."""
 
     @property
     def floating(self) -> bool:
-        """Whether the tensor is floating point; only these tensors do FLOPs and are activations."""
+        """Whether the tensor is floating point; only these tensors are activations and do FLOPs."""
         return self.dtype.startswith(("float", "bfloat", "complex"))
 
 
 @dataclass(frozen=True, slots=True)
 class CausalMask:
-    """Content of a mask input [.., queries, keys]: causal or windowed, last query aligned with the last key."""
+    """Content of a mask input [.., queries, keys]: causal or windowed, last query aligned with last key."""
 
     window: int = 0
-    """Keys that a query sees up to its own; 0 for all of them."""
+    """Number of keys that a query sees up to its own position; 0: all of them."""
 
 
 AUTOCAST: Final = "autocast"
@@ -66,14 +66,16 @@ class OpCall:
     call: int
     """Number of the module's call, from 1."""
     tensors: tuple[Value, ...]
-    """Tensor arguments in the order of the operator's signature, parameters included, lists flattened; a tensor that
-    is passed twice occurs twice."""
+    """Tensor arguments in signature order, including parameters, with lists flattened; a tensor
+    that is passed twice occurs twice.
+    """
     outputs: tuple[Value, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    """Other arguments that rules need, by their names in the operator's signature: ``equation``, ``mode``,
-    ``transposed``, ``dim``, ``other`` (a scalar second operand) …"""
+    """Other arguments that cost rules need, by their names in the operator's signature: ``equation``, ``mode``,
+    ``transposed``, ``dim``, ``other`` (a scalar second operand) …
+    """
     names: Mapping[str, Value] = field(default_factory=dict)
-    """Tensor arguments by their names in the signature, such as ``attn_mask``, if the source records names."""
+    """Tensor arguments by name in the operator's signature, such as ``attn_mask``, if the source records names."""
 
     def reading(self, change: Callable[[Value], Value]) -> OpCall:
         """Return the call with ``change`` applied to each of its tensor arguments."""
@@ -83,7 +85,7 @@ class OpCall:
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """One call of a module's forward."""
+    """One call of a module's forward method."""
 
     module: str
     call: int
@@ -93,7 +95,7 @@ class ModuleCall:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The operators of one export or one trace, in order of execution."""
+    """Operators of one export or one trace, in order of execution."""
 
     ops: tuple[OpCall, ...]
     outputs: tuple[Value, ...]
@@ -114,15 +116,15 @@ class Graph:
         return found
 
     def with_calls_of(self, modules: Collection[str]) -> Graph:
-        """Return the graph with only the module calls of ``modules``; with all of them if ``modules`` is empty."""
+        """Return the graph with only the calls of these modules; with all calls if ``modules`` is empty."""
         return replace(self, calls=tuple(c for c in self.calls if c.module in modules)) if modules else self
 
 
 def path_renamer(prefix: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Return a function from paths inside a wrapper to paths of the model; ``None`` for modules of the wrapper.
+    """Return a function from module paths inside a wrapper to model paths, and to ``None`` for the wrapper's modules.
 
     Args:
-        prefix: paths inside -> paths from the root; the longest prefix wins.
+        prefix: paths from the root by paths inside the wrapper; the longest matching prefix counts.
     """
     longest_first = sorted(prefix.items(), key=lambda kv: -len(kv[0]))
 
@@ -139,7 +141,7 @@ def path_renamer(prefix: Mapping[str, str]) -> Callable[[str], str | None]:
 
 
 def rename_modules(graph: Graph, prefix: Mapping[str, str], scaffolding: str) -> Graph:
-    """Return the graph with the model's own paths and parameter names, and without the wrapper's module calls.
+    """Return the graph with the model's own paths and parameter names, without calls of the wrapper's modules.
 
     Args:
         prefix: see :func:`path_renamer`.
@@ -174,11 +176,11 @@ def rename_modules(graph: Graph, prefix: Mapping[str, str], scaffolding: str) ->
 
 
 _EXPRESSION: Final = "expression"
-"""Key that marks an object in JSON as a symbolic size, among plain values."""
+"""Key of a JSON object that holds the text of a symbolic size."""
 
 
 StoredSize = int | dict[str, str]
-"""An integer, or the text of an expression under :data:`_EXPRESSION`."""
+"""A size in JSON: an integer, or an object with the text of an expression under :data:`_EXPRESSION`."""
 StoredValue = tuple[str, list[StoredSize], str, str, str]
 StoredOp = tuple[str, str, str, int, list[int], list[int], dict[str, Any], dict[str, int]]
 StoredCall = tuple[str, int, tuple[str, int] | None, str]
@@ -195,7 +197,7 @@ class StoredGraph:
 
 
 class GraphWriter:
-    """Converts graphs to plain data, and numbers their tensors in a common table."""
+    """Converter of graphs to plain data, which numbers their tensors in a common table."""
 
     def __init__(self) -> None:
         self._numbers: dict[Value, int] = {}
@@ -206,7 +208,7 @@ class GraphWriter:
         return [[v.id, [to_plain(s) for s in v.shape], v.dtype, v.origin, v.name] for v in self._numbers]
 
     def numbers(self, values: tuple[Value, ...]) -> list[int]:
-        """Return the indices of tensors in the table; tensors that it lacks are appended."""
+        """Return the indices of tensors in the table; new tensors are appended."""
         return [self._numbers.setdefault(v, len(self._numbers)) for v in values]
 
     def graph(self, graph: Graph) -> dict[str, Any]:
@@ -229,7 +231,7 @@ class GraphWriter:
 
 
 class GraphReader:
-    """Restores graphs from plain data and the table of their tensors."""
+    """Converter of plain data and a tensor table to graphs."""
 
     def __init__(self, values: list[StoredValue]) -> None:
         self._values = [
@@ -254,7 +256,7 @@ class GraphReader:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a size or an operator argument as plain data.
+    """Convert a size or an operator argument to plain data.
 
     Raises:
         TypeError: the value has another type.
@@ -271,7 +273,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return the value that :func:`to_plain` converted."""
+    """Convert plain data back to a size or an operator argument, the inverse of :func:`to_plain`."""
     if isinstance(value, dict):
         return parse(value[_EXPRESSION])
     return [from_plain(v) for v in value] if isinstance(value, list) else value

@@ -1,6 +1,6 @@
-"""Count the query-key pairs that masks leave in each attention of a graph.
+"""Count the query-key pairs that masks keep, in each attention of a graph.
 
-Attention is a fused call, whose rule states the grid of scores and its mask, or two products with a softmax or a mask
+Attention is a fused call, whose rule states the scores and their mask, or two products with a softmax or a mask
 between them (:func:`unfused_attention`). How many pairs a mask leaves is counted by a :class:`PairCounter`, of which
 every source has its own.
 """
@@ -30,24 +30,24 @@ _FUSED: Final = "attention"
 
 @dataclass(frozen=True, slots=True)
 class MaskUse:
-    """A mask, and the operator that applies it to scores."""
+    """A mask, with the operator that applies it to attention scores."""
 
     op: OpCall
     mask: Value | None
-    """``None`` for a triangle, which the operator itself cuts out."""
+    """Mask tensor; ``None`` for the triangle of ``tril`` or ``triu``, which the operator applies itself."""
     place: int = 0
     """Position of the mask among the tensor arguments of the operator."""
 
 
 class PairCounter(Protocol):
-    """Protocol of counters of the query-key pairs that masks leave; ``None`` means unknown."""
+    """Protocol of counters of the query-key pairs that masks keep; ``None`` means unknown."""
 
     def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
-        """Count the pairs of one score grid inside a band, with arguments as in :class:`.rules.cost.ScoreGrid`."""
+        """Count the pairs of one query x key matrix in a band, with arguments as in :class:`.rules.cost.ScoreGrid`."""
         ...
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
-        """Count the pairs of all score grids that every mask leaves."""
+        """Count the pairs that all masks together keep, over ``grids`` query x key matrices."""
         ...
 
 
@@ -58,7 +58,7 @@ class FirstKnown:
     counters: tuple[PairCounter, ...]
 
     def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
-        """Count the pairs of one grid of scores inside a band around the diagonal."""
+        """Count the pairs of one query x key matrix in a band around the diagonal."""
         found = (one.in_band(queries, keys, left, right, at_end=at_end) for one in self.counters)
         return next((n for n in found if n is not None), None)
 
@@ -69,7 +69,7 @@ class FirstKnown:
 
 @dataclass(frozen=True, slots=True)
 class KeptWork:
-    """FLOPs and query-key pairs of an operator that masks leave; ``None`` is unknown."""
+    """FLOPs and query-key pairs of an operator that masks keep; ``None``: unknown."""
 
     flops: Size | None
     scores: Size | None = 0
@@ -79,7 +79,7 @@ class KeptWork:
 
 
 def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]:
-    """Return index of an operator -> the work that masks leave, for each operator that computes or weights scores."""
+    """Return the work that masks keep, by index of each operator that computes scores or weights values by them."""
     found: dict[int, KeptWork] = {}
     for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
         if isinstance(cost, OpCost) and cost.attention is not None and cost.flops != 0:
@@ -101,7 +101,7 @@ def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]
 
 
 def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
-    """Return the FLOPs and query-key pairs that the mask or window of a fused attention call leaves."""
+    """Return the FLOPs and query-key pairs that the mask or window of a fused attention call keeps."""
     pairs = grid.pairs
     kept: Size | None = pairs
     hides = False
@@ -126,7 +126,7 @@ def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
 
 
 def _packed(grid: ScoreGrid, count: PairCounter) -> Size | None:
-    """Return the query-key pairs of packed sequences that a window leaves, over all grids."""
+    """Return the number of query-key pairs of packed sequences that a window keeps, in all heads."""
     if grid.left is None and grid.right is None:
         return grid.pairs
     found: list[Size] = []
@@ -139,7 +139,7 @@ def _packed(grid: ScoreGrid, count: PairCounter) -> Size | None:
 
 
 def _share(flops: Size, kept: Size | None, pairs: Size) -> Size | None:
-    """Return the FLOPs of the query-key pairs that a mask leaves: flops * kept / pairs."""
+    """Return the FLOPs of the query-key pairs that a mask keeps: flops * kept / pairs."""
     if kept is None or kept == pairs:
         return None if kept is None else flops
     if isinstance(flops, int) and isinstance(pairs, int):
@@ -151,11 +151,11 @@ def _share(flops: Size, kept: Size | None, pairs: Size) -> Size | None:
 
 @dataclass(slots=True)
 class _Scores:
-    """Masks and softmax that were applied to scores after the product that computed them."""
+    """Masks and a softmax that were applied to attention scores since the product that computed them."""
 
     masks: tuple[MaskUse, ...] = ()
     before: tuple[MaskUse, ...] | None = None
-    """Masks before a softmax; ``None`` without one."""
+    """Masks applied before the softmax; ``None`` if no softmax was applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class UnfusedAttention:
     first: int
     second: int
     before: tuple[MaskUse, ...]
-    """Masks that hide scores from the first product: those before a softmax, which is over all others."""
+    """Masks that reduce the first product's work: those before a softmax, which needs all other scores."""
     masks: tuple[MaskUse, ...]
     """All masks between the two products."""
 
@@ -173,14 +173,14 @@ class UnfusedAttention:
 def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
     """Yield the attentions that a graph computes by two matrix products with a softmax or mask between them."""
     scores: dict[str, dict[int, _Scores]] = {}
-    """Id of a value derived from scores -> index of the product that computed them -> what was applied."""
+    """Products whose scores a value derives from, by index, with the masks applied since; by id of the value."""
     live, given, kept = set[str](), set[str](), set[str]()
-    """Ids of values computed from activations or weights; of those computed from inputs and caches of any type; of
-    parameters and buffers, also as views, copies or matrices of a stack, but not as rows for the tokens of an input."""
+    """Ids of values computed from activations or weights (``live``), and from inputs or caches of any type (``given``);
+    of parameters and buffers, with views, copies and selected matrices, but not rows looked up by tokens (``kept``)."""
     fixed = set[str]()
-    """Ids of parameters, buffers and what is computed from them alone, without a product: an interpolated table."""
+    """Ids of parameters, buffers and values computed from them alone without a product: an interpolated table."""
     projections = set[int]()
-    """Indices of products with a parameter: they scale and shift scores, but compare no tokens."""
+    """Indices of products with a parameter, which scale and shift scores but do not compare tokens."""
     for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
         live.update(v.id for v in op.tensors if v.floating and v.origin in ("input", "cache", "param"))
         kept.update(v.id for v in op.tensors if v.origin in _STORED)
@@ -240,7 +240,7 @@ def _may_hide(value: Value) -> bool:
 
 
 def _is_larger(out: Value, scores: Value) -> bool:
-    """Return whether a result has certainly more elements than the scores, which were broadcast over its rows."""
+    """Return whether a result certainly has more elements than the scores, so that it broadcasts them."""
     before, after = numel(scores), numel(out)
     return isinstance(before, int) and isinstance(after, int) and after > before
 
@@ -261,7 +261,7 @@ class Write:
 
 
 def writes_of(ops: Iterable[OpCall]) -> dict[str, list[Write]]:
-    """Return id of a tensor -> the operators that overwrite it, in order of execution."""
+    """Return the operators that overwrite a tensor, in order of execution, by the tensor's id."""
     found: dict[str, list[Write]] = {}
     writers: dict[str, OpCall] = {}
     for op in ops:
@@ -276,7 +276,7 @@ def writes_of(ops: Iterable[OpCall]) -> dict[str, list[Write]]:
 
 
 def is_selected(op: OpCall) -> bool:
-    """Return whether a ``where`` returns the scores at positions where its condition is true."""
+    """Return whether a ``where`` returns the scores where its condition is true."""
     others = [v for v in op.tensors[1:] if v.floating]
     scores = max(others, key=lambda v: len(v.shape), default=None)
     return scores is not None and scores is not op.names.get("other") and "self" not in op.attrs

@@ -1,4 +1,4 @@
-"""Determine which tensors are alive at each moment of a run; compare and express peaks of live memory.
+"""Determine which tensors are alive at each moment of a run, and compute peaks of live memory, also as formulas.
 
 The order of the operators of a graph does not depend on the sizes, so the live bytes at a moment are a sum of symbolic
 sizes. Most moments never exceed another one, whatever the sizes; they are dropped, and the rest is a maximum.
@@ -25,26 +25,26 @@ T = TypeVar("T")
 
 
 class MemoryEvent(NamedTuple):
-    """Allocation or release of a piece of memory."""
+    """Allocation or release of a block of memory."""
 
     tensor: int
-    """Number of the piece."""
+    """Number of the block."""
     made: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramStep:
-    """Memory that one operator of a graph allocates and reads."""
+    """Memory blocks that one operator of a graph allocates and reads."""
 
     reads: tuple[int, ...]
-    """Pieces of memory that hold its arguments and results."""
+    """Numbers of the blocks that hold arguments and results of the operator."""
     events: tuple[MemoryEvent, ...]
-    """Allocations, and releases before the operator ends, which may consist of several operations."""
+    """Allocations and releases during the operator, which may consist of several operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryProgram:
-    """Memory that a graph uses: pieces of memory, and the steps (operators) that use them."""
+    """Memory blocks that a graph uses, and the operators that use them, as steps."""
 
     tensors: tuple[LiveTensor, ...]
     inputs: tuple[int, ...]
@@ -54,7 +54,7 @@ class MemoryProgram:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Pieces of memory, with their allocations and releases in order."""
+    """Memory blocks, with their allocations and releases in order."""
 
     tensors: tuple[LiveTensor, ...]
     events: tuple[MemoryEvent, ...]
@@ -64,7 +64,7 @@ class Timeline:
         return list(accumulate(self.tensors[e.tensor].bytes * (1 if e.made else -1) for e in self.events))
 
     def alive(self, event: int) -> list[int]:
-        """Return the numbers of pieces that are alive after an event, in order of allocation."""
+        """Return the numbers of the blocks that are alive after an event, in order of allocation."""
         found: dict[int, None] = {}
         for one in self.events[: event + 1]:
             if one.made:
@@ -74,16 +74,16 @@ class Timeline:
         return list(found)
 
     def highest(self) -> int:
-        """Return the first event after which most bytes are alive; -1 if there is no event."""
+        """Return the first event after which the most bytes are alive; -1 if there is no event."""
         held = self.held()
         return held.index(max(held)) if held else -1
 
 
 def timeline(program: MemoryProgram, *, inputs_held: bool = True) -> Timeline:
-    """Return the timeline of a graph that releases each piece of memory after its last reader.
+    """Return the timeline of a graph that releases each memory block after its last reader.
 
     Args:
-        inputs_held: whether inputs stay alive to the end, as the caller of a stage by itself holds them.
+        inputs_held: whether inputs stay alive to the end, since the caller of a separate stage holds them.
     """
     return Timeline(program.tensors, tuple(_events(program, inputs_held)))
 
@@ -102,13 +102,13 @@ def _events(program: MemoryProgram, inputs_held: bool) -> Iterator[MemoryEvent]:
 
 
 def _survivors(events: Sequence[MemoryEvent]) -> Iterable[int]:
-    """Yield the pieces that are allocated and never released."""
+    """Return the numbers of the blocks that are allocated and never released."""
     gone = {e.tensor for e in events if not e.made}
     return (e.tensor for e in events if e.made and e.tensor not in gone)
 
 
 def peak_of(line: Timeline) -> Peak:
-    """Return the peak: the first moment at which the most bytes are alive."""
+    """Return the memory peak: the first moment at which the most bytes are alive."""
     at = line.highest()
     if at < 0:
         return Peak(0, "", "", ())
@@ -118,7 +118,7 @@ def peak_of(line: Timeline) -> Peak:
 
 
 def _curve(line: Timeline) -> tuple[Moment, ...]:
-    """Return the live bytes over the run, as :attr:`~costproof.ledger.peaks.Peak.curve` stores them."""
+    """Return samples of the live bytes over the run, as :attr:`~costproof.ledger.peaks.Peak.curve` stores them."""
     held, modules, module = line.held(), list[str](), ""
     for event in line.events:
         module = line.tensors[event.tensor].module if event.made else module
@@ -132,16 +132,14 @@ def _curve(line: Timeline) -> tuple[Moment, ...]:
 def gap_parts(
     graph: Timeline, eager: Timeline, holders: Callable[[int, Collection[int]], Mapping[int, tuple[str, ...]]]
 ) -> tuple[GapPart, ...]:
-    """Return the parts whose sum is the difference between the eager peak and the graph peak.
+    """Explain the difference between the memory peaks of the eager run and of the graph as a sum of parts.
 
     The graph is evaluated where it creates the tensor that the eager module creates at its peak, or the last tensor
-    before
-    that both create. Parts are the tensors that only one of the two holds there, and the distance of the graph from its
-    own
-    peak.
+    before that both create. Parts are the tensors that only one of the two holds there, and the distance of the graph
+    from its own peak.
 
     Args:
-        holders: (event of the eager run, numbers of tensors) -> variables that hold them then.
+        holders: returns the variables that hold tensors, from an event of the eager run and the tensors' numbers.
     """
     same = _match_tensors(graph, eager)
     at = eager.highest()
@@ -165,12 +163,12 @@ def gap_parts(
 
 
 def _creation_events(line: Timeline) -> dict[int, int]:
-    """Return tensor -> the event that creates it."""
+    """Return the index of the event that creates each tensor."""
     return {e.tensor: at for at, e in enumerate(line.events) if e.made}
 
 
 def _match_tensors(graph: Timeline, eager: Timeline) -> dict[int, int]:
-    """Return tensor of the eager run -> tensor of the graph with the same operator and order."""
+    """Match each tensor of the eager run to a tensor of the graph by operator, module, shape and order."""
     mine, its = (tuple(map(_key, line.tensors)) for line in (eager, graph))
     return dict(_matched_pairs(SequenceMatcher(None, mine, its, autojunk=False)))
 
@@ -185,17 +183,17 @@ def _key(tensor: LiveTensor) -> tuple[object, ...]:
 
 
 class MemoryStep(NamedTuple):
-    """Allocation or release of a piece of memory, named alike in all equal layers."""
+    """Allocation or release of a memory block, with the same name in all equal layers."""
 
     made: bool
     tensor: tuple[str, ...]
-    """Name, operator, module and dtype, with ``*`` for numbers of layers."""
+    """Name, operator, module and dtype of the tensor in the block, with ``*`` for layer numbers."""
     size: str
-    """Bytes, or an expression for them."""
+    """Bytes, or the text of an expression for them."""
 
 
 def repeated(growing: Iterable[Sequence[T]], more: int) -> list[T] | None:
-    """Return a sequence with ``more`` further copies of the blocks that each of three has beyond the one before.
+    """Extrapolate three growing sequences: return the sequence with ``more`` further copies of the repeated blocks.
 
     The second must be the first with blocks inserted, and the third the first with two copies of each at the same
     places: x y, x A y B, x A A y B B. ``None`` if they are not, if they are in several ways that do not all give the
@@ -237,7 +235,7 @@ def _with_blocks(first: Sequence[T], blocks: Iterable[tuple[int, list[T]]], copi
 
 
 def memory_steps(line: Timeline, sizes: Sequence[Size] = ()) -> list[MemoryStep]:
-    """Return the allocations and releases of a graph or a run, with expressions for the bytes if they are given."""
+    """Return the allocations and releases of a graph or a run, with the bytes as expressions if ``sizes`` has them."""
     names = [tuple(_LAYER.sub("*", name) for name in (t.name, t.operator, t.module, t.dtype)) for t in line.tensors]
     bytes_of = [str(size) for size in sizes] or [str(t.bytes) for t in line.tensors]
     return [MemoryStep(e.made, names[e.tensor], bytes_of[e.tensor]) for e in line.events]
@@ -247,15 +245,15 @@ _LAYER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 MOST: Final = 8
-"""Maximum number of moments in a symbolic peak; longer ones are unreadable."""
+"""Maximum number of moments in a symbolic peak; a formula with more moments is unreadable."""
 
 
 def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Expr:
     """Return the peak of live bytes as a formula, for all sizes at which the graph is valid.
 
     Args:
-        events: allocations and releases, by the number of the piece of memory.
-        sizes: bytes of each piece of memory.
+        events: allocations and releases, by the number of the memory block.
+        sizes: bytes of each memory block.
 
     Raises:
         Incomplete: more than :data:`MOST` moments can be the highest.

@@ -1,4 +1,4 @@
-"""Count, as formulas, the query-key pairs that masks leave in an exported graph: bands around the diagonal.
+"""Count the query-key pairs that masks keep in an exported graph, as formulas, for bands around the diagonal.
 
 A mask is followed to the comparisons of positions that it is made of, which are linear in the positions of the query
 and of the key. Each of them limits the band on one side. Masks of another form are not counted here.
@@ -25,7 +25,7 @@ from costproof.opgraph.rules.sizes import never_negative, prod, tidy, total
 def band_pairs(
     queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool, facts: Iterable[Size] = ()
 ) -> Size:
-    """Count the pairs of a query i and a key from i + s - left to i + s + right, where s aligns the two.
+    """Count the pairs of query i with keys from i + s - left to i + s + right, where s aligns queries with keys.
 
     All pairs are counted, less those above the band and those below it. Rows of x, x - 1, … pairs, none below 0, have
     x (x + 1) / 2 of them, and all but the first n rows x - n in place of x.
@@ -53,7 +53,7 @@ def _band_pairs(
         return total((_triangle(first, facts), prod((-1, _triangle(rest, facts)))))
 
     def outside(first: Size) -> Size:
-        """Return the sum over ``queries`` rows of first, first - 1, …, each from 0 to the number of keys."""
+        """Return the sum of ``queries`` numbers first, first - 1, …, each clamped to 0 and the number of keys."""
         return total((rows(first), prod((-1, rows(total((first, prod((-1, keys)))))))))
 
     kept = prod((queries, keys))
@@ -82,9 +82,9 @@ class _Linear:
 
     constant: Size
     query: int = 0
-    """Coefficient of the query's index, which is the index in the second to last dimension."""
+    """Coefficient of the query index, the index in the second to last dimension."""
     key: int = 0
-    """Coefficient of the key's index, which is the index in the last dimension."""
+    """Coefficient of the key index, the index in the last dimension."""
 
     def plus(self, other: _Linear, sign: int = 1) -> _Linear:
         constant = total((self.constant, prod((sign, other.constant))))
@@ -97,7 +97,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Visible:
-    """The query-key pairs at which all of some linear expressions are at least 0; without expressions, all pairs."""
+    """Query-key pairs at which all of these linear expressions are at least 0; all pairs without an expression."""
 
     margins: frozenset[_Linear] = frozenset()
 
@@ -115,24 +115,24 @@ _SAME: Final = frozenset({
 _INTEGERS: Final = frozenset({"int32", "int64"})
 _CAST: Final = frozenset({"float", "to", "type_as", "half", "bfloat16"})
 _MARGINS: Final = {"le": (-1, 1, 0), "lt": (-1, 1, -1), "ge": (1, -1, 0), "gt": (1, -1, -1)}
-"""Comparison -> factors of both sides and a constant, whose sum is not negative where it holds."""
+"""Numbers (a, b, c) with a * left + b * right + c >= 0 where a comparison of left and right is true, by its name."""
 _APPLYING: Final = frozenset({"add", "mul", "masked_fill", "where", "baddbmm", "addmm", *SDPA})
 """Operators that hide scores with a mask."""
 _LARGEST: Final = 2**62
-"""Integer from which on the end of a slice means the end of the tensor."""
+"""Least end of a slice that means the end of the tensor."""
 _HIDDEN: Final = -9_999
-"""Scores to which at most this number is added are hidden."""
+"""Largest number that hides a score when it is added to it."""
 
 
 class BandMasks:
-    """Pair counter that counts in symbols, for masks that leave a band around the diagonal."""
+    """Pair counter for symbolic sizes, for masks that keep a band around the diagonal."""
 
     def __init__(self, graph: Graph, given: Mapping[str, CausalMask], facts: Iterable[Size] = ()) -> None:
         """Prepare to follow the masks of a graph.
 
         Args:
             graph: the graph.
-            given: name of an input -> its content.
+            given: contents of inputs by name.
             facts: sizes that are known not to be negative.
         """
         self.writers = {v.id: op for op in graph.ops for v in op.outputs}
@@ -141,7 +141,7 @@ class BandMasks:
         self.known: dict[str, _Content] = {}
 
     def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
-        """Count the pairs of one grid inside a band; ``None`` if the result cannot be summed over decode steps."""
+        """Count the pairs of one query x key matrix in a band; ``None`` if the formula has no sum over decode steps."""
         found = band_pairs(queries, keys, left, right, at_end=at_end, facts=self.facts)
         undecided = not isinstance(found, int) and found.has(sympy.Max) and CONTEXT in found.free_symbols
         return None if undecided else found
@@ -177,7 +177,7 @@ class BandMasks:
         return None if one is None else prod((grids, queries, one))
 
     def _declared(self, use: MaskUse, queries: Size, keys: Size) -> _Visible | None:
-        """Return the declared content of a mask that is an input, or a view of one."""
+        """Return the declared content of a mask that is an input of the graph, or a view of one."""
         value = use.mask
         while value is not None and (op := self.writers.get(value.id)) is not None and canonical(op.name) in _SAME:
             value = op.tensors[0] if op.tensors and op.tensors[0].shape[-2:] == value.shape[-2:] else None
@@ -191,7 +191,7 @@ class BandMasks:
         return _Visible(frozenset(margins))
 
     def _use(self, use: MaskUse) -> _Content:
-        """Return the pairs that an operator leaves when it applies a mask to scores."""
+        """Return the query-key pairs that an operator keeps when it applies a mask to scores."""
         name = canonical(use.op.name)
         if use.mask is None:
             return _triangle_of(use.op)
@@ -255,7 +255,7 @@ class BandMasks:
         return self._biased(op, name, parts) if value.floating else None
 
     def _indexed(self, name: str, op: OpCall, first: _Content) -> _Content:
-        """Return the content of a view that adds dimensions or selects everything."""
+        """Return the content of a view that adds dimensions or selects whole dimensions."""
         if not isinstance(first, _Linear):
             return first if name == "unsqueeze" or first == _ALL else None
         if first.fixed:
@@ -323,7 +323,7 @@ def _scalar(number: Any) -> _Linear | None:
 
 
 def _inverted(content: _Content) -> _Content:
-    """Return the pairs at which a single comparison is false."""
+    """Return the pairs at which a comparison is false; ``None`` for a mask of several comparisons."""
     if not isinstance(content, _Visible) or len(content.margins) != 1:
         return None
     (margin,) = content.margins
@@ -331,7 +331,7 @@ def _inverted(content: _Content) -> _Content:
 
 
 def _triangle_of(op: OpCall) -> _Content:
-    """Return the pairs that ``tril`` or ``triu`` leaves, at its diagonal."""
+    """Return the query-key pairs that ``tril`` or ``triu`` keeps."""
     diagonal = op.attrs.get("diagonal", 0)
     if not isinstance(diagonal, int):
         return None
@@ -340,7 +340,7 @@ def _triangle_of(op: OpCall) -> _Content:
 
 
 def _least(sizes: Sequence[Size]) -> Size | None:
-    """Return the smallest of some sizes; ``None`` if there are none, or if it depends on the symbols' values."""
+    """Return the smallest of these sizes; ``None`` if there are no sizes, or if it depends on the symbols' values."""
     for one in sizes:
         if all(never_negative(tidy(other - one)) for other in sizes):
             return one

@@ -1,4 +1,4 @@
-"""Count the query-key pairs that masks leave in a graph with concrete sizes, row by row.
+"""Count the query-key pairs that masks keep in a graph with concrete sizes, row by row.
 
 Integer and boolean operators that lead to a mask are computed with NumPy. A comparison of positions of queries and of
 keys is not computed pair by pair: the keys that it leaves to a query are an interval, as long as the positions of the
@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 MOST_ELEMENTS: Final = 2**26
 """Maximum number of elements of a mask whose values are computed."""
 _HIDDEN: Final = -9_999.0
-"""Scores to which at most this number is added are hidden."""
+"""Largest number that hides a score when it is added to it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,17 +35,17 @@ class Intervals:
     """A boolean tensor [.., rows, keys] whose rows are each true in a single interval of keys."""
 
     begin: Array
-    """[.., rows]: the first key."""
+    """First visible key of each row [.., rows]."""
     end: Array
-    """[.., rows]: the key behind the last one; at most ``begin`` for none."""
+    """Key after the last visible one of each row [.., rows]; at most ``begin`` if the row has no visible key."""
     keys: int
 
     def both(self, other: Intervals) -> Intervals:
-        """Return the intersection."""
+        """Return the intersection with other intervals of the same keys."""
         return Intervals(np.maximum(self.begin, other.begin), np.minimum(self.end, other.end), self.keys)
 
     def dense(self) -> Array | None:
-        """Return the boolean tensor itself, or ``None`` if it is too large to store."""
+        """Return the tensor that the intervals describe; ``None`` if it is too large to store."""
         if self.begin.size * self.keys > MOST_ELEMENTS:
             return None
         key = np.arange(self.keys)
@@ -55,14 +55,14 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Added:
-    """A floating-point tensor that, added to scores, hides those where ``visible`` is false."""
+    """A floating-point tensor that hides the scores to which it is added where ``visible`` is false."""
 
     visible: Intervals | Array | None = None
-    """For each row, the keys to which no hiding number is added; ``None``: all keys."""
+    """Keys of each row to which no hiding number is added; ``None``: all keys."""
 
 
 Content = Intervals | Array | Added | None
-"""Known values of a tensor; ``None`` if nothing is known."""
+"""Known content of a tensor; ``None`` if it is unknown."""
 _EVERYWHERE: Final = Added()
 
 _UFUNCS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -93,12 +93,11 @@ class QueryRowMasks:
     """Pair counter for concrete sizes, which evaluates the masks of a graph."""
 
     def __init__(self, graph: Graph, given: Mapping[str, CausalMask | Callable[[], Array]]) -> None:
-        """Prepare to evaluate the masks of a graph without symbols.
+        """Prepare to evaluate the masks of a graph with concrete sizes.
 
         Args:
             graph: the graph.
-            given: name of an input, or ``buffer:`` and that of a buffer -> its content, or a function that returns its
-                values.
+            given: contents, or functions that return the values, of inputs by name and of buffers by ``buffer:NAME``.
         """
         self.writers = {v.id: op for op in graph.ops for v in op.outputs}
         self.written = writes_of(graph.ops)
@@ -106,7 +105,7 @@ class QueryRowMasks:
         self.known: dict[str, Content] = {}
 
     def in_band(self, queries: Any, keys: Any, left: Any, right: Any, *, at_end: bool) -> int:
-        """Count the pairs of one grid of scores inside a band around the diagonal."""
+        """Count the pairs of one query x key matrix in a band around the diagonal."""
         rows = np.arange(queries, dtype=np.int64) + (keys - queries if at_end else 0)
         begin = np.zeros_like(rows) if left is None else np.maximum(rows - left, 0)
         end = np.full_like(rows, keys) if right is None else np.minimum(rows + right + 1, keys)
@@ -134,7 +133,7 @@ class QueryRowMasks:
         return None if rest else one * whole
 
     def _use(self, use: MaskUse, queries: int, keys: int) -> Added | None:
-        """Return the pairs that an operator leaves when it applies a mask to scores."""
+        """Return which scores an operator keeps when it applies a mask to them."""
         name = canonical(use.op.name)
         if use.mask is None:
             diagonal = int(use.op.attrs.get("diagonal", 0))
@@ -158,7 +157,7 @@ class QueryRowMasks:
         return added if added.visible is None or applies else None
 
     def content(self, value: Value) -> Content:
-        """Return the values of a tensor as far as they are known."""
+        """Return the content of a tensor as far as it is known."""
         if value.id not in self.known:
             self.known[value.id] = None
             with suppress(TypeError, ValueError, IndexError, KeyError, OverflowError):  # other forms of arguments
@@ -166,7 +165,7 @@ class QueryRowMasks:
         return self.known[value.id]
 
     def numbers(self, value: Value) -> list[int] | None:
-        """Return the values of a vector of integers, or ``None`` if they are not known."""
+        """Return the values of a vector of integers; ``None`` if they are unknown."""
         content = self.content(value)
         if not isinstance(content, np.ndarray) or content.dtype.kind not in "iu" or len(value.shape) != 1:
             return None
@@ -256,7 +255,7 @@ class QueryRowMasks:
         return _EVERYWHERE if value.floating and value.origin == "param" else None
 
     def _biased(self, op: OpCall, name: str, parts: Sequence[Content]) -> Content:
-        """Return which pairs a floating-point tensor hides when it is added to scores."""
+        """Return which scores a floating-point tensor hides when it is added to them."""
         if name == "masked_fill" and len(parts) >= 2 and _is_hiding(op.attrs.get("value"), parts[2:]):
             flags, before = _flags(parts[1]), _numbers(parts[0])
             left = None if flags is None else _inverted(flags)
@@ -283,10 +282,10 @@ class QueryRowMasks:
 
 
 def with_lengths(graph: Graph, given: Mapping[str, CausalMask | Callable[[], Array]]) -> Graph:
-    """Return the graph with the lengths of packed sequences in each attention call whose tensors of starts are known.
+    """Add the lengths of packed sequences to each attention call whose sequence starts have known values.
 
     Args:
-        graph: without symbols.
+        graph: graph with concrete sizes.
         given: as of :class:`QueryRowMasks`.
     """
     values: QueryRowMasks | None = None
@@ -346,7 +345,7 @@ def _reshaped(name: str, first: Content, before: Value, shape: tuple[int, ...]) 
 
 
 def _padded(first: Array, attrs: Mapping[str, Any]) -> Content:
-    """Return known values behind and before a constant; ``None`` for other paddings."""
+    """Return known values padded with a constant along the last dimension; ``None`` for other paddings."""
     amounts, mode = attrs["pad"], attrs.get("mode")
     if len(amounts) != 2 or min(amounts) < 0 or mode not in (None, "constant"):
         return None
@@ -361,7 +360,7 @@ def _transposed(name: str, first: Array, attrs: Mapping[str, Any]) -> Array:
 
 
 def _selected(name: str, op: OpCall, parts: Sequence[Content], shape: tuple[int, ...]) -> Content:
-    """Return the part of known values that a slice or an index selects."""
+    """Return the values that a slice or an index selects from known values; ``None`` if they are unknown."""
     first, attrs = parts[0], op.attrs
     if not isinstance(first, np.ndarray):
         same = op.tensors[0].shape[-2:] == shape[-2:] and len(op.tensors) == 1
@@ -385,7 +384,7 @@ def _apply(function: Callable[..., Any], first: Content) -> Content:
 
 
 def _combined(name: str, op: OpCall, parts: Sequence[Content], shape: tuple[int, ...]) -> Content:
-    """Return the result of an operator on two tensors, or on a tensor and a number, if known."""
+    """Return the result of an operator on two tensors, or on a tensor and a number; ``None`` if it is unknown."""
     first: Any = parts[0]
     other: Any = parts[1] if len(parts) > 1 else op.attrs.get("other")
     if isinstance(first, Intervals) or isinstance(other, Intervals):
@@ -413,7 +412,7 @@ def _combined(name: str, op: OpCall, parts: Sequence[Content], shape: tuple[int,
 
 
 def _intervals(name: str, first: Array, other: Array) -> Intervals | None:
-    """Return a comparison of a column with a row as intervals; ``None`` for other operands."""
+    """Compare a column with a row of ascending keys; return the result as intervals, ``None`` for other operands."""
     if first.ndim == other.ndim >= 2 and first.shape[-2] == 1 and other.shape[-1] == 1 and first.shape[-1] != 1:
         turned = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.get(name, name)
         return _intervals(turned, other, first)
@@ -432,14 +431,14 @@ def _intervals(name: str, first: Array, other: Array) -> Intervals | None:
 
 
 def _flags(content: object) -> Intervals | Array | None:
-    """Return known values as a boolean mask; ``None`` if they are not boolean."""
+    """Convert known values or intervals to a boolean mask; ``None`` for other content."""
     if isinstance(content, Intervals):
         return content
     return content.astype(bool) if isinstance(content, np.ndarray) else None
 
 
 def _numbers(content: object) -> Added | None:
-    """Return known floating-point values as the pairs that they hide; ``None`` for other values."""
+    """Convert known floating-point content to the scores that it hides when added; ``None`` for other content."""
     if isinstance(content, np.ndarray):
         shown = content > _HIDDEN
         return _EVERYWHERE if bool(shown.all()) else Added(shown)

@@ -1,4 +1,4 @@
-"""Sum cost nodes: those of equal id, of the modules of an expert group, and of decode steps."""
+"""Add cost nodes: those of equal id, those of all experts of a layer, and those of decode steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MORE: Final = re.compile(r"… and (\d+) more")
 
 
 def merge_nodes(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
-    """Return one node per id, in order of first appearance; costs and expressions of equal ids are added."""
+    """Merge nodes of equal id, in order of first appearance; their costs and expressions are added."""
     groups: dict[str, list[CostNode]] = {}
     for node in nodes:
         groups.setdefault(node.id, []).append(node)
@@ -56,7 +56,7 @@ def expression(node: CostNode, metric: Metric) -> sympy.Expr | None:
 
 
 def evidence(labels: Iterable[str]) -> tuple[str, ...]:
-    """Return at most :data:`MAX_EVIDENCE` labels, then a text with the number of the others.
+    """Return at most :data:`MAX_EVIDENCE` labels, followed by a text with the number of the others.
 
     The number includes labels that lists among the arguments already left out.
     """
@@ -72,7 +72,7 @@ def evidence(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def merge_unknown(found: Iterable[UnknownOp]) -> tuple[UnknownOp, ...]:
-    """Return the unknown operators, one entry per stage, module and operator."""
+    """Merge the unknown operators to one entry per stage, module and operator."""
     merged: dict[tuple[str, str, str, str], UnknownOp] = {}
     for op in found:
         key = (op.stage, op.module, op.op, op.why)
@@ -86,25 +86,21 @@ def merge_unknown(found: Iterable[UnknownOp]) -> tuple[UnknownOp, ...]:
 
 
 Groups = Mapping[str, tuple[int, ...]]
-"""Path of a module that holds experts -> rows that each of the experts receives in the run."""
+"""Number of rows (tokens) that each expert receives in the run, by path of the module that holds the experts."""
 READING: Final[tuple[Metric, ...]] = ("weight_read_bytes", UNFUSED)
-"""Metrics that include the weights that are read."""
+"""Metrics that include the bytes of weights read."""
 
 
 def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ...]:
-    """Move the costs of modules in a group (experts) to the group, without the modules' calls.
+    """Move the costs of expert modules to the module that holds them; the number of their calls is left out.
 
     A mixture with one module per expert runs the experts that received tokens. The cost of each depends on the router;
-    the
-    cost of all together does not, so it is attributed to the container, where a formula can give it. The callgraph has
-    the
-    calls of each expert.
+    the cost of all together does not, so it is attributed to the container, where a formula can give it. The callgraph
+    has the calls of each expert.
 
     Weights read count min(E, rows) of E experts, as for every kernel of experts (docs/conventions.md). The trace has
-    only
-    the experts that rows reached, so their bytes are scaled up; experts are alike, and if the result is not an integer,
-    the
-    number is unknown. The floor of the stage grows by the same bytes.
+    only the experts that rows reached, so their bytes are scaled up; experts are alike, and if the result is not an
+    integer, the number is unknown. The floor of the stage grows by the same bytes.
     """
     found, inside = _split(nodes, groups)
     unseen: dict[tuple[str, str], list[int | None]] = {}
@@ -124,7 +120,7 @@ def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ..
 
 
 def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) -> tuple[CostNode, ...]:
-    """Return nodes in which the parameters of modules in a group (experts) belong to the group.
+    """Move the parameters of expert modules to the module that holds them.
 
     Of the parameters of E experts one token passes rows / (positions E): as many experts as rows per position.
 
@@ -142,13 +138,13 @@ def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) 
 
 
 def _with_more(node: CostNode, metrics: Iterable[Metric], more: Iterable[int | None]) -> CostNode:
-    """Return the node with these amounts added to its metrics."""
+    """Return the node with all amounts in ``more`` added to each of these metrics."""
     added = {m: exact_sum((node.cost(m), *more)) for m in metrics if m in node.costs}
     return replace(node, costs=node.costs | added)
 
 
 def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], list[CostNode]]:
-    """Return (nodes outside of all groups, nodes inside one, with the group as their module)."""
+    """Split nodes into those outside of all expert groups and those inside one, which get the group as their module."""
     found: list[CostNode] = []
     inside: list[CostNode] = []
     for node in nodes:
@@ -162,22 +158,23 @@ def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], l
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Cost nodes of a traced decode step, with the number of cached tokens before it."""
+    """Cost nodes of a traced decode step, with the number of cached tokens before the step."""
 
     context: int
-    """Tokens in the cache before the step."""
+    """Number of cached tokens before the step."""
     nodes: tuple[CostNode, ...]
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Parameters that the step looks up rows of; see :func:`~costproof.opgraph.reuse.partly_read`."""
+    """Bytes of the parameters in which the step looks up rows, by name; see
+    :func:`~costproof.opgraph.reuse.partly_read`.
+    """
 
 
 def sum_traced_steps(steps: Sequence[DecodeStep], count: int) -> tuple[list[CostNode], list[str]]:
-    """Return the costs of ``count`` decode steps, extrapolated from the first, a middle and the last; and notes.
+    """Extrapolate the costs of ``count`` decode steps from the first, a middle and the last; return them and notes.
 
-    Up to two steps are all traced. With more, a cost f that is linear over the traced steps sums to
-    count * (f_first + f_last) / 2; any other is unknown and gets a note. The floor is piecewise linear where more rows
-    of a
-    table are looked up than it has: then the rows and the rest are linear separately.
+    Up to two steps are all traced. With more, a cost f that is linear over the traced steps sums to count * (f_first +
+    f_last) / 2; any other is unknown and gets a note. The floor is piecewise linear where more rows of a table are
+    looked up than it has: then the rows and the rest are linear separately.
     """
     if not steps:
         return [], []
@@ -234,7 +231,7 @@ def _line_sum(values: Sequence[int | None], at: Sequence[int], count: int) -> in
 def _floor_sum(
     values: Sequence[int | None], tables: Sequence[Mapping[str, tuple[int, int]]], at: Sequence[int], count: int
 ) -> int | None:
-    """Sum ``floor_bytes`` over decode steps, where looked-up rows count at most once per table."""
+    """Add up ``floor_bytes`` over decode steps if looked-up rows count at most once per table."""
     whole = {name: size for found in tables for name, (_, size) in found.items()}
     rows = {name: [found.get(name, (size, size))[0] for found in tables] for name, size in whole.items()}
     once = [sum(min(size, rows[name][i]) for name, size in whole.items()) for i in range(len(at))]
@@ -244,7 +241,7 @@ def _floor_sum(
 
 
 def _full_sum(values: Sequence[int], most: int, at: Sequence[int], count: int) -> int | None:
-    """Sum, over ``count`` steps, a linear sequence whose terms are capped at ``most``."""
+    """Add up ``count`` values of a linear sequence, each capped at ``most``."""
     first, last, length = values[0], values[-1], at[-1]
     step, odd = divmod(last - first, length)
     if odd or step < 0 or any(v != first + step * x for v, x in zip(values, at, strict=True)):

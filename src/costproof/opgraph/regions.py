@@ -1,4 +1,4 @@
-"""Compute the bytes that cross the boundary of a region: operators that run as one fused kernel.
+"""Compute the bytes that cross the boundary of a region, which is a set of operators that run as one fused kernel.
 
 By default, a region is the work of one call of one module, without its children. Views and casts are followed to their
 root: the tensor that an operator, an input, a parameter or a buffer created.
@@ -29,21 +29,22 @@ from costproof.opgraph.rules.sizes import nbytes, numel, prod, smaller, total
 
 _REPEATING: Final = frozenset({"expand", "expand_as", "expand_copy", "broadcast_to", "broadcast_tensors"})
 _BOUNDED: Final = frozenset({"getitem", "narrow", "select", "select_copy", "slice", "slice_copy"})
-"""Views whose arguments identify the part of the tensor that they show."""
+"""Views whose arguments identify the selected part of the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewPart:
-    """The part of a root tensor that a view shows."""
+    """Part of a root tensor that a view selects."""
 
     key: Hashable
-    """Identity of the part, equal for equal parts of one tensor; a part of a part has a tuple that begins with the
-    key of the outer part."""
+    """Identity of the part: equal parts of a tensor have equal keys; a part of a part has a tuple that begins with
+    the key of the outer part.
+    """
     numbers: Size
-    """Real numbers in the part, each counted once; a complex element holds two."""
+    """Number of real numbers in the part, each counted once; a complex element has two."""
 
     def among(self, others: Iterable[Hashable]) -> bool:
-        """Return whether the part lies inside one of the parts with these keys."""
+        """Return whether the part lies inside a part with one of these keys."""
         keys, key = set(others), self.key
         while isinstance(key, tuple):
             key = key[0]
@@ -53,7 +54,7 @@ class ViewPart:
 
 
 def view_parts(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, ViewPart]:
-    """Return the part that each view and cast shows, by the id of the view."""
+    """Return the part of its root tensor that each view and cast selects, by the id of the view."""
     found: dict[str, ViewPart] = {}
     for op, cost in zip(ops, costs, strict=True):
         if isinstance(cost, UnknownCost) or not op.tensors or (cost.role != "alias" and cost.aliases is None):
@@ -66,7 +67,7 @@ def view_parts(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> 
 
 
 def part_of(value: Value, found: Mapping[str, ViewPart]) -> ViewPart:
-    """Return the part that a tensor shows: the whole, unless it is a known view."""
+    """Return the part of its root that a tensor selects; a tensor that is not a known view is a whole root."""
     return found.get(value.id) or ViewPart(value.id, count_numbers(value))
 
 
@@ -79,17 +80,17 @@ def outermost_sizes(shown: Iterable[tuple[ViewPart, Size]]) -> Iterator[Size]:
 
 
 def count_numbers(value: Value) -> Size:
-    """Count the real numbers in a tensor; a complex element holds two."""
+    """Count the real numbers in a tensor; a complex element has two."""
     return prod((numel(value), ITEM_BYTES[value.dtype] // number_bytes(value)))
 
 
 def number_bytes(value: Value) -> int:
-    """Return the bytes of one real number of an element; a complex element holds two."""
+    """Return the bytes of one real number in a tensor's elements; a complex element has two numbers."""
     return ITEM_BYTES[value.dtype] // (2 if value.dtype.startswith("complex") else 1)
 
 
 def _part_of_output(op: OpCall, at: int, out: Value, source: Value, part: ViewPart) -> ViewPart:
-    """Return the part of the root tensor that output ``at`` of a view shows, given the part that its source shows."""
+    """Return the part of the root tensor that output ``at`` of a view selects, given that of its source."""
     name, shown, before = canonical(op.name), count_numbers(out), count_numbers(source)
     # What a slice of repeats shows of the part is at most all of it; which repeats it leaves out is not looked at.
     if name in _REPEATING or shown == before or before != part.numbers:
@@ -100,7 +101,7 @@ def _part_of_output(op: OpCall, at: int, out: Value, source: Value, part: ViewPa
 
 
 Region = tuple[str, int]
-"""Module path and call number."""
+"""A call of a module: module path and call number."""
 R = TypeVar("R", bound=Hashable)
 _SCATTERS: Final = frozenset({
     "index_put", "index_add", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add", "scatter_reduce",
@@ -114,10 +115,10 @@ class Traffic:
     """Bytes of one tensor that cross the boundary of one region."""
 
     value: Value
-    """The root tensor, after following views and casts."""
+    """Root tensor, which views and casts lead back to."""
     nbytes: Size
     repeated: bool = False
-    """Whether only rows are read, repeats included, so that more reads may be more than the whole."""
+    """Whether only looked-up rows are read, and each read counts, so that the bytes may exceed those of the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,38 +132,38 @@ class RegionTraffic:
 
     @property
     def input_bytes(self) -> Size:
-        """Bytes of activations read from outside."""
+        """Bytes of activations that the region reads from outside."""
         return total(t.nbytes for t in self.inputs)
 
     @property
     def output_bytes(self) -> Size:
-        """Bytes of activations written for readers outside."""
+        """Bytes of activations that the region writes for readers outside."""
         return total(t.nbytes for t in self.outputs)
 
     @property
     def kv_read_bytes(self) -> Size:
-        """Bytes read from a cache, in its state before the call."""
+        """Bytes that the region reads from a key/value cache, as it was before the call."""
         return total(t.nbytes for t in self.cached)
 
     @property
     def weight_read_bytes(self) -> Size:
-        """Bytes of parameters read."""
+        """Bytes of parameters that the region reads."""
         return total(t.nbytes for t in self.weights)
 
     @property
     def bytes(self) -> Size:
-        """Bytes of inputs, outputs, weights and cache together."""
+        """Bytes of inputs, outputs, weights and cache reads together."""
         return total(t.nbytes for t in self.every)
 
     @property
     def every(self) -> tuple[Traffic, ...]:
-        """Inputs, outputs, weights and cache in one tuple."""
+        """Inputs, outputs, weights and cache reads in one tuple."""
         return (*self.inputs, *self.outputs, *self.weights, *self.cached)
 
 
 @dataclass(slots=True)
 class _RootReads:
-    """Reads of one root tensor by one region: of whole views, and of single rows."""
+    """Reads of a root tensor by one region: whole views and looked-up rows."""
 
     root: Value
     views: dict[str, Value] = field(default_factory=dict)
@@ -176,7 +177,7 @@ def region_traffic(
     shown: Mapping[str, ViewPart],
     regions: Sequence[R],
 ) -> dict[R, RegionTraffic]:
-    """Compute the traffic of every region of a graph.
+    """Compute the bytes that each region of a graph reads and writes across its boundary.
 
     Args:
         graph: operators in order of execution.
@@ -187,7 +188,7 @@ def region_traffic(
     """
     producer: dict[str, R] = {}
     written: list[tuple[R, Value, Value]] = []
-    """(region, part, root) of each write over a part of a tensor."""
+    """(region, written part, root tensor) of each write over a part of a tensor."""
     reads: dict[R, dict[str, _RootReads]] = {}
     for op, cost, region in zip(graph.ops, costs, regions, strict=True):
         if isinstance(cost, OpCost) and cost.role == "alias":
@@ -209,7 +210,7 @@ def region_traffic(
     weights: dict[R, list[Traffic]] = {}
     cached: dict[R, list[Traffic]] = {}
     outside: dict[str, tuple[Value, list[Value]]] = {}
-    """Id of a root -> the root, and the views through which other regions read it."""
+    """Root tensors that other regions read, with the views through which they do, by id of the root."""
     for region, by_root in reads.items():
         for read in by_root.values():
             root = read.root
@@ -244,7 +245,7 @@ def region_traffic(
 
 
 def _overwritten_inputs(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Value]:
-    """Return the inputs that the graph overwrites as a whole, with their final contents, which the caller can read."""
+    """Return the final contents of inputs that the graph overwrites as a whole, since the caller can read them."""
     given: dict[str, str] = {}
     last: dict[str, Value] = {}
     for op in graph.ops:
@@ -258,7 +259,7 @@ def _overwritten_inputs(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Va
 
 
 def resolve_views(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, Value]:
-    """Return id of each view and cast -> its root: the tensor that an operator or the caller created."""
+    """Map each view and cast, by id, to its root: the tensor that an operator or the caller created."""
     roots: dict[str, Value] = {}
     for op, cost in zip(ops, costs, strict=True):
         if isinstance(cost, UnknownCost) or not op.tensors or (cost.role != "alias" and cost.aliases is None):
@@ -279,7 +280,7 @@ def tensors_read(op: OpCall, cost: OpCost | UnknownCost) -> tuple[Value, ...]:
 
 
 def _activation_bytes(read: _RootReads, shown: Mapping[str, ViewPart]) -> Size:
-    """Return the bytes that a region reads of an activation: the sum of the parts, at most the whole tensor."""
+    """Return the bytes that a region reads of an activation: the sum over its parts, at most the whole tensor."""
     root = read.root
     whole = prod((numel(root), _item(root, (*read.views.values(), *(p.value for p in read.partial)))))
     sizes: list[Size] = []
@@ -312,29 +313,29 @@ def packed_numbers(graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: M
 
 
 def _sizes(root: Value, views: Iterable[Value], shown: Mapping[str, ViewPart]) -> list[tuple[ViewPart, Size]]:
-    """Return (part, bytes) of the views that a region reads; a view cast to a wider dtype has the root's item size."""
+    """Return (part, bytes) of each view that a region reads; a cast to a wider dtype counts in the root's dtype."""
     by_width = sorted(views, key=number_bytes, reverse=True)
     return [(part, prod((part.numbers, _number(root, v)))) for v in by_width for part in (part_of(v, shown),)]
 
 
 def _row_bytes(root: Value, read: PartialRead) -> Size:
-    """Return the bytes of the rows that a region reads of an activation or buffer."""
+    """Return the bytes of the rows of an activation or buffer that a region looks up."""
     value = read.value
     return prod((read.elements, ITEM_BYTES[value.dtype] // number_bytes(value), _number(root, value)))
 
 
 def _number(root: Value, view: Value) -> int:
-    """Return the bytes per number that a view reads: its own, or the root's if the view is wider."""
+    """Return the bytes per number that a read through a view moves: the smaller of the view's and the root's."""
     return min(number_bytes(root), number_bytes(view))
 
 
 def _item(root: Value, views: Iterable[Value]) -> int:
-    """Return the widest item size in which some views read a tensor, at most the tensor's own."""
+    """Return the widest item size in which these views read a tensor, at most the tensor's item size."""
     return ITEM_BYTES[root.dtype] // number_bytes(root) * min(number_bytes(root), max(map(number_bytes, views)))
 
 
 def _weight_bytes(read: _RootReads, shown: Mapping[str, ViewPart]) -> Size:
-    """Return the bytes that a region reads of a parameter, in the parameter's own dtype."""
+    """Return the bytes of a parameter that a region reads, in the parameter's own dtype."""
     whole, number = nbytes(read.root), number_bytes(read.root)
     rows = [prod((p.elements, ITEM_BYTES[read.root.dtype])) for p in read.partial]
     if read.views:

@@ -2,7 +2,7 @@
 
 They differ in the size of a region. *Unfused*: every operator is one. *Fused*: each call of a module is one, as in the
 ledgers (:mod:`costproof.opgraph.regions`). *Floor* (compulsory traffic): the whole graph is one; each input, weight and
-piece of the cache is read once, each result written once. Bytes appended to the cache are written under all three.
+part of the cache is read once, each result written once. Bytes appended to the cache are written under all three.
 
 A larger region hides bytes and adds none, so floor <= fused <= unfused. Views and casts move nothing.
 """
@@ -23,21 +23,22 @@ from costproof.opgraph.regions import R, RegionTraffic, Traffic
 from costproof.opgraph.rules.sizes import nbytes, prod, smaller, total
 
 RETURNED: Final = "return."
-"""Prefix of the name of a returned tensor; its index follows, from 0."""
+"""Prefix of the name of a returned tensor; the index of the tensor follows, from 0."""
 
 
 class PackedReads:
-    """Reads of parameters and buffers by graphs that stand for one call, which reads each of them once.
+    """Reads of parameters and buffers by several graphs that stand for one call, which reads each tensor once.
 
-    Of a tensor that a graph reads, in the same region, a later one reads only what is left: nothing of a whole
-    weight, and those experts that no earlier one has touched. Rows of a table that are looked up are read again.
+    A later graph reads only what is left of a tensor that an earlier one has read in the same region: nothing of a
+    whole weight, and those experts that no earlier graph has touched. Rows of a table that are looked up are read
+    again.
     """
 
     def __init__(self) -> None:
         self._read: dict[tuple[Hashable, str], int] = {}
 
     def again(self, region: Hashable, moved: Iterable[Traffic]) -> int:
-        """Return the bytes of a region's traffic that earlier graphs have read; sizes must be integers."""
+        """Return the bytes of a region's traffic that earlier graphs have already read; sizes must be integers."""
         found = 0
         for one in moved:
             if one.value.origin in ("param", "buffer") and not one.repeated:
@@ -55,13 +56,12 @@ def floors(
     spared: AvoidableTraffic | None = None,
     packed: PackedReads | None = None,
 ) -> dict[R, Size]:
-    """Return the bytes that cross the boundary of each region, without those appended to a cache.
+    """Return the least bytes that must cross the boundary of each region, without those appended to a cache.
 
     Args:
         regions: the region of each operator.
         inside: names of inputs and returned tensors (:data:`RETURNED`) that pass between two graphs of one region, and
-            of
-            parameters that another of these graphs reads whole.
+            of parameters that another of these graphs reads whole.
         spared: counts only this part of the traffic.
         packed: reads of graphs of the same call.
     """
@@ -81,15 +81,15 @@ def floors(
 
 @dataclass(frozen=True, slots=True)
 class AvoidableTraffic:
-    """The bytes that a graph moves and another implementation of the same result need not."""
+    """Traffic of a graph that another implementation of the same result can avoid."""
 
     hidden: frozenset[str]
-    """Ids of tensors that are only read as keys or values, which a mask may hide."""
+    """Ids of tensors that are read only as keys or values, which a mask may hide."""
     halved: frozenset[str]
     """Ids of float32 tensors that may be half as large under autocast."""
 
     def of(self, moved: RegionTraffic) -> Iterator[Traffic]:
-        """Yield the traffic that another implementation avoids: hidden tensors whole, halved ones by half."""
+        """Yield the avoidable part of this traffic: hidden tensors whole, halved tensors by half."""
         for one in moved.every:
             if one.value.id in self.hidden and one.value.origin != "param":
                 yield one
@@ -98,12 +98,12 @@ class AvoidableTraffic:
                 yield Traffic(half, prod((one.nbytes, sympy.Rational(1, 2))))
 
     def bytes(self, moved: RegionTraffic) -> Size:
-        """Return the sum of these bytes."""
+        """Return the bytes of the avoidable part of this traffic."""
         return total(one.nbytes for one in self.of(moved))
 
 
 def _read_once(found: Iterable[Traffic]) -> list[Traffic]:
-    """Merge the reads of each tensor into one, no larger than the tensor even if rows are read repeatedly.
+    """Merge the reads of each tensor into one, whose bytes are at most those of the tensor.
 
     A trace has a new value for each read of a buffer; reads of one name count as one tensor.
     """
@@ -118,14 +118,14 @@ def _read_once(found: Iterable[Traffic]) -> list[Traffic]:
 
 
 def partly_read(work: CostedGraph) -> dict[str, tuple[int, int]]:
-    """Return name -> (bytes of looked-up rows with repeats, bytes of the whole) of parameters read by rows."""
+    """Return (bytes of looked-up rows with repeats, bytes of the whole) by parameter name, for those read by rows."""
     moved = work.crossing([""] * len(work.graph.ops)).get("", RegionTraffic())
     found = {t.value.name: (int(t.nbytes), int(nbytes(t.value))) for t in moved.weights}
     return {name: both for name, both in found.items() if both[0] != both[1]}
 
 
 def reuse_bytes(work: CostedGraph, cache_before: Iterable[Value]) -> ReuseBytes:
-    """Return the bytes that a graph with integer sizes moves under each model of reuse.
+    """Return the bytes that a graph with integer sizes moves under each model of data reuse.
 
     Args:
         cache_before: contents of the cache before the run.

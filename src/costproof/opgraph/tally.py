@@ -1,4 +1,4 @@
-"""Collect the graphs of one source into ledger nodes, with parameters and active parameters."""
+"""Collect the costs of several graphs into ledger nodes, with parameters and active parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from costproof.opgraph.rules.sizes import numel, total
 
 
 def active_elements(costed: CostedGraph) -> dict[str, int | None]:
-    """Return name -> elements that one token uses, for each parameter that stacks the matrices of experts.
+    """Return the elements that one token uses of each parameter with stacked expert matrices, by name.
 
     A router sends every token to k of E experts. The graph shows k although no value is known: the rows that meet the
     stack
@@ -86,7 +86,7 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
 
 
 def _joined(parts: tuple[Value, ...]) -> Value:
-    """Return a value with the rows of all parts that a collective returns."""
+    """Return a tensor with the rows of all tensors that a collective returns."""
     first, *others = parts
     return replace(first, shape=(total(part.shape[0] for part in parts), *first.shape[1:])) if others else first
 
@@ -100,7 +100,7 @@ def _collective(cost: object) -> bool:
 
 
 def _row_of(op: OpCall) -> Value | None:
-    """Return the parameter if a call returns a view of one of its rows, else ``None``."""
+    """Return the parameter if a call returns a view of one of its rows; ``None`` for other calls."""
     table = op.tensors[0] if op.tensors and op.outputs else None
     if table is None or table.origin != "param" or not table.shape:
         return None
@@ -108,7 +108,7 @@ def _row_of(op: OpCall) -> Value | None:
 
 
 def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
-    """Return the rows (tokens) of the activations with one of these widths; ``None`` if there is no single answer."""
+    """Return the rows (tokens) of the activations with one of these widths; ``None`` unless all have equally many."""
     wide = set(widths)
     rows = {
         sympy.cancel(sympy.sympify(numel(value)) / value.shape[-1])
@@ -119,7 +119,7 @@ def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
 
 
 def _share(elements: Size, rows: Size, tokens: Size, experts: Size, *, partial: bool) -> int | None:
-    """Return the elements of a stack that one token uses; ``None`` if not an integer or above the stack.
+    """Return the elements of an expert stack that one token uses; ``None`` if not an integer or more than the stack.
 
     Args:
         partial: whether other ranks may have further experts; then the share is at most the whole stack.
@@ -132,9 +132,9 @@ def _share(elements: Size, rows: Size, tokens: Size, experts: Size, *, partial: 
 
 
 ParameterShapes = Mapping[str, tuple[tuple[int, ...], str]]
-"""Full name -> shape and dtype."""
+"""Shape and dtype of parameters, by full name."""
 Storage = Mapping[str, Mapping[Metric, int | None]]
-"""Module path -> metrics of what the checkpoint stores of it and a loaded model holds."""
+"""Metrics of a module's stored tensors and of those that a loaded model holds, by module path."""
 
 
 def parameter_nodes(
@@ -146,15 +146,15 @@ def parameter_nodes(
     storage: Storage = MappingProxyType({}),
     sizes: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> list[CostNode]:
-    """Return nodes, each for all invocations of a stage, with the parameters and buffers that a module owns.
+    """Return nodes with the parameters and buffers that each module owns, one for each stage that the module works in.
 
     Args:
-        buffers: full name -> bytes that are not counted under another name; ``None`` if unknown.
-        stages: module path -> stages that the module works in.
-        owners: module path -> class name.
-        active: full name -> elements that one token passes, if not all.
+        buffers: bytes by full name, which are not counted under another name; ``None`` if unknown.
+        stages: returns the stages that a module works in, from its path.
+        owners: class names by module path.
+        active: elements that one token uses, by full name, if not all.
         storage: metrics of storage of each module.
-        sizes: full name of a parameter -> elements and bytes; by default computed from its shape and dtype.
+        sizes: elements and bytes of parameters by full name; by default computed from shape and dtype.
     """
     works_in = cache(stages)
     held: list[tuple[str, dict[Metric, int | None]]] = []
@@ -177,12 +177,12 @@ def parameter_nodes(
 
 
 def read_parameters(graph: Graph) -> frozenset[str]:
-    """Return the full names of parameters that operators of a graph take as arguments."""
+    """Return the full names of the parameters that operators of a graph take as arguments."""
     return frozenset(v.name for op in graph.ops for v in op.tensors if v.origin == "param")
 
 
 def unread_modules(parameters: Iterable[str], read: Collection[str]) -> tuple[str, ...]:
-    """Return the outermost modules whose parameters no operator read."""
+    """Return the outermost modules whose parameters no operator reads."""
     used = {path for name in read for path in _enclosing_modules(name)}
     found = dict.fromkeys(
         next((path for path in _enclosing_modules(name) if path not in used), "")
@@ -199,12 +199,12 @@ def _enclosing_modules(name: str) -> list[str]:
 
 
 def with_owners(nodes: Iterable[CostNode], owners: Mapping[str, str]) -> tuple[CostNode, ...]:
-    """Return the nodes with the class names of their modules added, which a trace lacks."""
+    """Add the class names of modules to the nodes of a trace, which lack them."""
     return tuple(node if node.owner else replace(node, owner=owners.get(node.module, "")) for node in nodes)
 
 
 def graph_metrics(options: RunOptions, storage: Collection[Metric] = ()) -> tuple[Metric, ...]:
-    """Return the metrics that a graph gives, including fvcore's convention if that is requested.
+    """Return the metrics that a graph gives, including those in fvcore's convention if requested.
 
     Args:
         storage: metrics of storage that are known.
@@ -221,13 +221,13 @@ class LedgerBuilder:
     steps: list[DecodeStep] = field(default_factory=list)
     unknown: list[UnknownOp] = field(default_factory=list)
     parameters: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    """Full name -> shape and dtype."""
+    """Shape and dtype of parameters, by full name."""
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Full name of a parameter -> elements and bytes, of a source that does not compute them from the shape."""
+    """Elements and bytes of parameters, by full name, if the source does not compute them from the shape."""
     buffers: dict[str, int | None] = field(default_factory=dict)
-    """Full name -> bytes that are not counted under another name."""
+    """Bytes of buffers, by full name, that are not counted under another name."""
     active: dict[str, int | None] = field(default_factory=dict)
-    """Full name -> elements that one token passes, if not all."""
+    """Elements that one token uses of a parameter, by full name, if not all."""
 
     def add(
         self, costed: CostedGraph, nodes: Iterable[CostNode], unknown: Iterable[UnknownOp], context: int | None = None
@@ -245,7 +245,7 @@ class LedgerBuilder:
         self.active |= active_elements(costed)
 
     def merge(self, other: LedgerBuilder) -> None:
-        """Add the contents of another builder."""
+        """Add the contents of another builder to this one."""
         self.nodes += other.nodes
         self.steps += other.steps
         self.unknown += other.unknown
@@ -254,21 +254,21 @@ class LedgerBuilder:
         self.active |= other.active
 
     def summed(self, new_tokens: int) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
-        """Return all nodes with decode steps summed, and notes on costs that have no sum."""
+        """Return all nodes with decode steps added up, and notes on costs that cannot be added up."""
         decode, bent = sum_traced_steps(self.steps, new_tokens)
         return merge_nodes((*self.nodes, *decode)), tuple(bent)
 
     def owned(
         self, stages: Callable[[str], Iterable[str]], owners: Mapping[str, str], storage: Storage = MappingProxyType({})
     ) -> list[CostNode]:
-        """Return the nodes of parameters and buffers; see :func:`parameter_nodes`."""
+        """Return the nodes with parameters and buffers; see :func:`parameter_nodes`."""
         return parameter_nodes(self.parameters, self.buffers, stages, owners, self.active, storage, self.sizes)
 
     def store_parts(self, parts: Mapping[str, tuple[int, int, int]]) -> None:
-        """Take note that a rank stores parts of parameters, of which a token passes the whole ones.
+        """Record that a rank stores parts of parameters, while a token uses the whole parameters.
 
         Args:
-            parts: full name -> elements of the part, its bytes, and elements of the whole parameter.
+            parts: elements of the part, its bytes, and elements of the whole parameter, by full name.
         """
         self.sizes |= {name: (own, size) for name, (own, size, _) in parts.items()}
         self.active = {**{name: whole for name, (_, _, whole) in parts.items()}, **self.active}

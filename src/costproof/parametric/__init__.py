@@ -1,1 +1,1 @@
-"""Closed formulas as functions of settings, evaluated exactly at many points, in the branch of each point."""
+"""Evaluate closed formulas as functions of settings, exactly, at many points, in the branch of each point."""

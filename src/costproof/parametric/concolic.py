@@ -1,25 +1,36 @@
-"""Concolic integers: plain ints that also record comparisons, so that one evaluation yields a path condition.
+"""Define concolic integers: plain ints that record comparisons, so that one evaluation yields a path condition.
 
 A target computes with the sizes of one point as usual. Each comparison with a size becomes a condition, and each
 derived number an expression of the sizes; conditions and expressions are then evaluated for a million points at once.
 Where Python needs a concrete value (``range``, an index, a hash), the condition is equality with that value. Nothing
 that a target can do with a number goes unrecorded, except formatting it as text for a message.
+
+The conditions of a path are evaluated at arrays of points, merged with those of other paths, and searched for the place
+where they end.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import combinations
 from numbers import Integral
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from costproof.algebra.crossing import FAR, NotSolved, first_above
+from costproof.algebra.symbols import sym
+
+if TYPE_CHECKING:
+    import sympy
+
 SizeExpr = tuple[Any, ...]
-"""``("var", name)``, ``("int", number)``, or (operator, expression, expression)."""
+"""Expression of a size: ``("var", name)``, ``("int", number)``, or (operator, expression, expression)."""
 PointValues = Mapping[str, Any]
-"""Variable -> an integer, or an array of integers, one for each point."""
+"""Values of variables by name: an integer, or an array with one integer per point."""
 
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
@@ -32,7 +43,7 @@ _SAFE: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class BranchCondition:
-    """A comparison that a target made, with its outcome."""
+    """A comparison that a target's code made, with its outcome."""
 
     how: str
     left: SizeExpr
@@ -54,17 +65,17 @@ class BranchCondition:
 
 @dataclass(slots=True)
 class PathRecorder:
-    """Records the path conditions of a target at one point; all points that satisfy them take the same branches."""
+    """Recorder of a target's path conditions at one point; all points that satisfy them take the same branches."""
 
     conditions: dict[BranchCondition, None] = field(default_factory=dict)
 
     def note(self, how: str, left: SizeExpr, right: SizeExpr, outcome: bool) -> bool:
-        """Record the outcome of a comparison, and return it."""
+        """Record the outcome of a comparison, and return the outcome."""
         self.conditions[BranchCondition(how, left, right, outcome)] = None
         return outcome
 
     def variable(self, name: str, value: int) -> ConcolicInt:
-        """Return a number of the point as a concolic integer named ``name``."""
+        """Return an integer of the point as a concolic integer named ``name``."""
         return ConcolicInt(self, ("var", name), value)
 
 
@@ -86,7 +97,7 @@ def concrete(number: Any) -> int:
 
 
 def _arithmetic(how: str) -> tuple[Any, Any]:
-    """Return the methods of an arithmetic operator on expressions: normal and reflected."""
+    """Return the normal and the reflected method of an arithmetic operator on expressions."""
 
     def left(self: ConcolicInt, other: Any) -> Any:
         return self._derive(how, self, other)
@@ -98,7 +109,7 @@ def _arithmetic(how: str) -> tuple[Any, Any]:
 
 
 def _concretized(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """Return the methods of an operator that needs concrete values: normal and reflected."""
+    """Return the normal and the reflected method of an operator that needs concrete values."""
 
     def left(self: ConcolicInt, other: Any) -> Any:
         return function(self._concretize(), other)
@@ -110,7 +121,7 @@ def _concretized(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
 
 
 class ConcolicInt(Integral):
-    """Integer that records its comparisons, and the arithmetic from which it results."""
+    """Integer that records the comparisons it is part of, and the arithmetic that produced it."""
 
     __slots__ = ("expr", "path", "value")
 
@@ -222,7 +233,7 @@ class ConcolicInt(Integral):
 
 
 def evaluate_size(expr: SizeExpr, values: PointValues, known: dict[SizeExpr, Any]) -> Any:
-    """Evaluate an expression at values of its variables.
+    """Evaluate the expression of a size at values of its variables.
 
     ``known`` memoizes the results of its parts. Where a result may exceed 62 bits it is computed with Python's
     integers.
@@ -252,7 +263,169 @@ def largest_magnitude(value: Any) -> int:
 
 
 def _divide(how: str, left: Any, right: Any) -> Any:
-    """Return a quotient or remainder; for divisor 0, which path conditions exclude, any value."""
+    """Return a quotient or remainder; any value for divisor 0, which path conditions exclude."""
     if isinstance(right, np.ndarray):
         return _OPERATORS[how](left, np.where(right == 0, 1, right))
     return _OPERATORS[how](left, right) if right else left
+
+
+# --- Path conditions --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _ConditionGroup:
+    """Conditions of a path on the same variables, with their last result.
+
+    Consecutive boxes of points share the arrays of all axes but one, so that most groups need not be evaluated again.
+    """
+
+    variables: tuple[str, ...]
+    conditions: list[BranchCondition] = field(default_factory=list)
+    arguments: tuple[Any, ...] | None = None
+    """The arrays for which :attr:`held` was computed; ``None`` before the first result."""
+    held: Any = True
+
+    def holds(self, values: PointValues) -> Any:
+        """Return where all conditions hold, as one bool if all points agree, else as an array."""
+        arrays = tuple(values[name] for name in self.variables)
+        if self.arguments is None or any(new is not old for new, old in zip(arrays, self.arguments, strict=True)):
+            known: dict[Any, Any] = {}
+            every = reduce(np.logical_and, (condition.holds(values, known) for condition in self.conditions))
+            self.arguments, self.held = arrays, True if np.all(every) else every if np.any(every) else False
+        return self.held
+
+
+class PathCondition:
+    """A conjunction of branch conditions."""
+
+    __slots__ = ("_groups", "conditions")
+
+    def __init__(self, conditions: Iterable[BranchCondition]) -> None:
+        self.conditions = tuple(conditions)
+        groups: dict[tuple[str, ...], _ConditionGroup] = {}
+        for condition in self.conditions:
+            names = tuple(sorted(variables_of(condition.left) | variables_of(condition.right)))
+            groups.setdefault(names, _ConditionGroup(names)).conditions.append(condition)
+        # Conditions on few variables come first.
+        self._groups = sorted(groups.values(), key=lambda group: len(group.variables))
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Return whether one point satisfies all conditions."""
+        known: dict[Any, Any] = {}
+        return all(condition.holds(values, known) for condition in self.conditions)
+
+    def mask(self, values: PointValues) -> Any:
+        """Return which points satisfy all conditions, as one bool if all agree, else as an array that broadcasts."""
+        some = []
+        for group in self._groups:
+            held = group.holds(values)
+            if held is False:
+                return False
+            if held is not True:
+                some.append(held)
+        return reduce(np.logical_and, some) if some else True
+
+
+def merge_paths(paths: Sequence[PathCondition]) -> list[PathCondition]:
+    """Return as few path conditions as possible that together hold at the same points.
+
+    Two paths that differ only in the outcome of one comparison are merged into one without it. A path whose conditions
+    are a superset of another path's is dropped.
+    """
+    left = list({frozenset(path.conditions): path for path in paths}.items())
+    for one, other in combinations(left, 2):
+        differ = one[0] ^ other[0]
+        if len(differ) == 2 and len({condition.comparison for condition in differ}) == 1:
+            common = PathCondition(c for c in one[1].conditions if c not in differ)
+            return merge_paths([common, *(path for conditions, path in left if not conditions >= one[0] & other[0])])
+    return [path for conditions, path in left if not any(conditions > fewer for fewer, _ in left)]
+
+
+_MOST_ZEROS = 2
+"""Number of zeros of a quadratic polynomial."""
+
+
+def branch_limit(path: PathCondition, variable: str, start: int, step: int = 1) -> int | None:
+    """Return the smallest value above ``start`` at which a path condition fails or may fail, or ``None``.
+
+    If a condition compares anything but polynomials of degree two at most, ``start + 1`` is returned.
+
+    Args:
+        path: a path that ``start`` satisfies.
+        variable: the only variable that changes.
+        start: the value to start from, in units of ``step``, as the result is.
+        step: the variable takes only multiples of it.
+    """
+    limits = (_limits(condition, variable, start, step) for condition in path.conditions)
+    return min((end for ends in limits for end in ends), default=None)
+
+
+def _limits(condition: BranchCondition, variable: str, start: int, step: int) -> Iterator[int]:
+    """Yield candidates for the first value at which a condition fails; the smallest candidate is that value."""
+    name = sym(variable)
+    try:
+        left, right = (to_sympy(part, lambda _: step * name) for part in (condition.left, condition.right))
+        yield from _difference_limits(condition, left - right, name, start)
+    except NotSolved:
+        yield start + 1
+
+
+def _difference_limits(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
+    """Yield candidates for the first value at which a condition fails; ``f`` is its left minus its right side."""
+    # The expression that is above 0 where the condition does not hold.
+    broken = {
+        ("<", True): [f + 1], ("<", False): [-f], ("<=", True): [f], ("<=", False): [1 - f],
+        ("==", True): [f, -f], ("==", False): [],
+    }[condition.how, condition.outcome]  # fmt: skip
+    found = [first_above(expr, name, start) for expr in broken]
+    yield from (end for end in found if end is not None)
+    if not broken and f.has(name):
+        yield from _first_zero(f, name, start)
+
+
+def _first_zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
+    """Yield the first value from ``start`` on at which a polynomial is 0, if there is one.
+
+    It may change its sign between two integers.
+    """
+    at: int | None = start
+    for _ in range(_MOST_ZEROS + 1):
+        if at is None or at > FAR:
+            return
+        here = f.subs(name, at)
+        if here == 0:
+            yield at
+            return
+        at = first_above(1 - f if here > 0 else f + 1, name, at)
+
+
+def to_sympy(expr: SizeExpr, symbol: Callable[[str], sympy.Symbol], *, floors: bool = False) -> sympy.Expr:
+    """Convert the expression of a size to sympy.
+
+    A quotient by a number that divides all terms but the constant one is a polynomial, and its remainder a number.
+
+    Args:
+        symbol: returns the symbol of a variable, or what it stands for.
+        floors: whether other floor divisions and remainders are converted too, as ``floor`` of a quotient.
+
+    Raises:
+        NotSolved: the expression is not a polynomial, and ``floors`` is not set.
+    """
+    import sympy
+
+    how, *parts = expr
+    if how == "int":
+        return sympy.Integer(parts[0])
+    if how == "var":
+        return symbol(parts[0])
+    left, right = (to_sympy(part, symbol, floors=floors) for part in parts)
+    if how in ("//", "%") and right.is_Integer and right > 0:
+        constant, terms = sympy.expand(left).as_coeff_Add()
+        if all((coefficient / right).is_Integer for coefficient in terms.as_coefficients_dict().values()):
+            return sympy.expand(terms / right) + constant // right if how == "//" else constant % right
+    if how in ("//", "%") and not floors:
+        raise NotSolved("not a polynomial")
+    if how in ("//", "%"):
+        whole = sympy.floor(left / right)
+        return whole if how == "//" else left - right * whole
+    return left + right if how == "+" else left - right if how == "-" else left * right

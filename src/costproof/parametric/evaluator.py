@@ -21,14 +21,21 @@ from costproof.models.native import stored_formulas
 from costproof.models.registry import load_target
 from costproof.models.settings import option, typed_settings
 from costproof.models.target import WithKeys
-from costproof.parametric.concolic import BranchCondition, PathRecorder, PointValues, SizeExpr, expression_of
+from costproof.parametric.concolic import (
+    BranchCondition,
+    PathCondition,
+    PathRecorder,
+    PointValues,
+    SizeExpr,
+    expression_of,
+    merge_paths,
+)
 from costproof.parametric.exact_arrays import ExactColumn, ExactEvaluator, Int128Array, PointBatch
-from costproof.parametric.path_conditions import PathCondition, merge_paths
 from costproof.parametric.polynomial import AtomTable, Polynomial, Quotient, add, as_quotient, scale
 from costproof.parametric.targets import Configurable, evaluate_formulas
 
 CostCell = tuple[str, Metric]
-"""(Stage, metric); an empty stage is the whole run."""
+"""(stage, metric); an empty stage stands for the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +44,15 @@ class PointCosts:
 
     rows: Mapping[BaselineRow, int]
     totals: Mapping[CostCell, int]
-    """Sums per stage, and of the whole run under an empty stage. A module that works in two stages counts its
-    parameters in each of them, and once in the whole.
+    """Sums per stage, and for the whole run under an empty stage.
+
+    A module that works in two stages counts its parameters in each of them, and once in the whole.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class PointChoices:
-    """The values that define a point (a configuration and a workload): numbers and others."""
+    """The values that define a point: configuration keys, preset, and workload settings."""
 
     keys: Mapping[str, Any]
     preset: str | None
@@ -53,32 +61,32 @@ class PointChoices:
 
 @dataclass(slots=True)
 class Regime:
-    """A set of points at which formulas take the same branches: its path conditions, and costs as polynomials."""
+    """Set of points at which formulas take the same branches, with path conditions and costs as polynomials."""
 
     paths: list[PathCondition]
-    """Path conditions, each of which leads to these formulas."""
+    """Path conditions, any of which leads to these formulas."""
     ledger: Ledger | None
-    """The formulas, in symbols; ``None`` if the target refuses these points."""
+    """The formulas in symbols; ``None`` if the target refuses these points."""
     call_sizes: Mapping[tuple[str, str], Mapping[str, SizeExpr]]
-    """(Stage, invocation) -> the expressions of its symbols; common symbols are under ``("", "")``."""
+    """Expressions of each call's symbols, by (stage, invocation); common symbols are under ``("", "")``."""
     symbols: Mapping[tuple[str, str], Mapping[str, Polynomial]]
-    """The symbols of the calls as polynomials."""
+    """Symbols of each call as polynomials, by (stage, invocation)."""
     atoms: AtomTable
     costs: dict[CostCell | BaselineRow, Quotient]
-    """Costs that were compiled so far."""
+    """Costs compiled so far, by stage and metric, or by row."""
     formulas: dict[tuple[str, str, str], Polynomial] = field(default_factory=dict)
-    """(Stage, invocation, formula) -> its polynomial, which the sums of a stage and of the whole run share."""
+    """Formulas as polynomials, by (stage, invocation, formula), shared by the sums of a stage and of the whole run."""
     bearing: dict[Metric, list[CostNode]] = field(default_factory=dict)
-    """Metric -> the nodes with a formula for it, once a cost was compiled."""
+    """Nodes with a formula for a metric, by metric; filled when a cost is compiled."""
     checked: bool = False
     """Whether the compiled costs were compared with the formulas at another point."""
     rows: dict[BaselineRow, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
     one_of_each: list[CostNode] | None = None
-    """The nodes of :func:`~costproof.estimate.arithmetic.distinct_layers`, once they were needed."""
+    """Nodes of :func:`~costproof.estimate.arithmetic.distinct_layers`, computed when first needed."""
     graphs: tuple[CallPeaks, ...] = ()
-    """Calls with their graph peaks as expressions; empty until a sweep of graph peaks requests them."""
+    """Calls with their graph peaks as expressions; empty unless a sweep of graph peaks requests them."""
     compared: dict[int, Incomplete | None] = field(default_factory=dict)
-    """Bit mask of the sizes that are 1 -> how an export at such a point differs from :attr:`graphs`."""
+    """Difference of an export from :attr:`graphs`, by bit mask of the sizes that are 1 at the exported point."""
 
     def mask(self, values: PointValues) -> Any:
         """Return which points belong to the regime: one bool for all, or an array that broadcasts to the points."""
@@ -97,7 +105,7 @@ class Regime:
         return any(path.holds(values) for path in self.paths)
 
     def equals(self, other: Regime) -> bool:
-        """Return whether two regimes that took different branches have the same formulas.
+        """Return whether two regimes have the same formulas although they took different branches.
 
         They do if a branch affects no cost, only a name for example.
         """
@@ -180,7 +188,7 @@ class Regime:
         return self.costs[what]
 
     def compiled(self, parts: Iterable[tuple[CostNode, Metric]]) -> Quotient:
-        """Compile a sum of metrics of nodes. Equal formulas of one call are compiled once."""
+        """Compile a sum of (node, metric) pairs, with equal formulas of one call compiled once."""
         counts: dict[tuple[str, str, str], int] = {}
         for node, metric in parts:
             key = (node.stage, node.invocation, node.exprs[metric])
@@ -258,7 +266,7 @@ T = TypeVar("T", bound=Configurable)
 
 @dataclass(slots=True)
 class Evaluator(Generic[T]):
-    """The formulas of a target at any point, that is at any configuration and workload.
+    """The formulas of a target, evaluated at any point, that is at any configuration and workload.
 
     Formulas are traced and compiled once for each regime, that is for all points at which the target takes the same
     branches.
@@ -266,9 +274,9 @@ class Evaluator(Generic[T]):
 
     target: T
     varied: set[str] = field(default_factory=set)
-    """Configuration keys that some earlier point changed. Later points set them too, to share regimes."""
+    """Configuration keys that some earlier point changed; later points set them too, to share regimes."""
     regimes: dict[Any, list[Regime]] = field(default_factory=dict)
-    """Non-numeric settings of a point (dtype, attention) -> regimes found for points with these settings."""
+    """Regimes found so far, by the non-numeric values of their points (dtype, attention)."""
 
     @classmethod
     def of(cls, name: str, config: Path | None = None, *, trusted: bool = False) -> Evaluator[WithKeys]:
@@ -334,7 +342,7 @@ class Evaluator(Generic[T]):
         return PointChoices(keys, preset, chosen)
 
     def regime(self, choices: PointChoices) -> tuple[Regime, dict[str, int]]:
-        """Return the regime of a point, and those numbers of the point that vary within the regime."""
+        """Return the regime of a point, and the integers of the point that vary within the regime."""
         now = self.keys()
         given = {f"key:{k}": v for k, v in choices.keys.items() if now[k] is None or type(now[k]) is int}
         given |= {f"setting:{k}": v for k, v in choices.settings.items()}
@@ -343,11 +351,11 @@ class Evaluator(Generic[T]):
         return found or self.trace(choices, numbers), numbers
 
     def known(self, choices: PointChoices, numbers: Collection[str]) -> list[Regime]:
-        """Return the known regimes of points with these values apart from ``numbers``; :meth:`trace` extends it."""
+        """Return the regimes found so far for points that differ only in ``numbers``, as a list to be extended."""
         return self.regimes.setdefault(_without_numbers(choices, numbers), [])
 
     def trace(self, choices: PointChoices, numbers: Mapping[str, int]) -> Regime:
-        """Trace a point that none of the known regimes covers.
+        """Trace the formulas at a point that no known regime covers.
 
         If the formulas are those of a known regime, its path conditions are extended and it is returned.
         """

@@ -1,4 +1,4 @@
-"""Evaluate polynomials at many points at once with NumPy, exact at any size.
+"""Evaluate polynomials at many points at once with NumPy, exactly at any size.
 
 If no sum of absolute terms reaches 2^63, int64 is used. Otherwise the sum is computed twice: modulo 2^64, which gives
 its low 64 bits whatever overflows, and in float64, whose error is far below 2^63. Exactly one integer near the float
@@ -28,7 +28,7 @@ from costproof.parametric.polynomial import ONE, FunctionAtom, Monomial, Quotien
 
 Terms = tuple[tuple[Monomial, int], ...]
 HornerForm = int | tuple[int, int, Any, Any]
-"""A number, or (atom, exponent, inner, rest) for atom^exponent × inner + rest."""
+"""A polynomial in nested form: a number, or (atom, exponent, inner, rest) for atom^exponent × inner + rest."""
 Ints = npt.NDArray[np.int64]
 _LIMIT: Final = 2**63
 _EXACT_FLOAT: Final = 2**53
@@ -46,13 +46,13 @@ class Int128Array:
         return Int128Array(self.low.reshape(*shape), self.high.reshape(*shape))
 
     def python(self) -> npt.NDArray[np.object_]:
-        """Return the same integers as Python's integers."""
+        """Return the same integers as an array of Python integers."""
         result: npt.NDArray[np.object_] = self.high.astype(object) * 2**64 + self.low.astype(object)
         return result
 
 
 ExactColumn = Ints | Int128Array | npt.NDArray[np.object_]
-"""The values of a quantity at every point: int64, 128 bits, or Python's integers, whichever is large enough."""
+"""Exact values of a quantity at every point, as int64, 128-bit or Python integers, whichever suffices."""
 
 
 class _TooLarge(Exception):
@@ -60,7 +60,7 @@ class _TooLarge(Exception):
 
 
 class PointBatch:
-    """A batch of points to evaluate, with the intermediate results so far.
+    """A batch of points at which polynomials are evaluated, with shared intermediate results.
 
     Args:
         atoms: variables and functions (``Min``, ``ceiling``) whose products are the terms of the regime's formulas.
@@ -99,7 +99,7 @@ class PointBatch:
         return self._python(cost)
 
     def _size(self, atom: int) -> int:
-        """Return the largest absolute value that an atom has at any point of this batch."""
+        """Return the largest absolute value of an atom over the points of this batch."""
         if atom not in self.sizes:
             self.sizes[atom] = largest_magnitude(self._atom(atom))
         return self.sizes[atom]
@@ -129,7 +129,7 @@ class PointBatch:
         return self.atom_values[number]
 
     def _sum(self, terms: Terms) -> Any:
-        """Return the sum modulo 2^64: arrays of int64 wrap around."""
+        """Return a sum of terms modulo 2^64, as int64 arrays wrap around."""
         return self._nested(horner(terms), _wrap, self.whole, lambda array: array)
 
     def _float(self, terms: Terms) -> Any:
@@ -179,7 +179,7 @@ class PointBatch:
         return whole
 
     def _words(self, cost: Quotient, bits: int) -> Int128Array:
-        """Return the exact sum from its low bits and its float64 approximation, as the module's docstring explains."""
+        """Return the exact sum from its low 64 bits and a float64 approximation; see the module docstring."""
         low = self._full(self._sum(cost.terms)).view(np.uint64)
         high = self._full(self._float(cost.terms))
         if cost.divisor != 1:
@@ -244,7 +244,7 @@ def _plain(one: Any, other: Any) -> bool:
 
 @cache
 def horner(terms: Terms) -> HornerForm:
-    """Return the Horner form of a sum of products.
+    """Return the Horner form of a polynomial given as a sum of products.
 
     The most frequent atom is factored out; then the quotient and the remaining terms are treated likewise.
     """

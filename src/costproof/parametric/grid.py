@@ -1,4 +1,4 @@
-"""Parse the values of a sweep into grids: ranges and lists, their products, and names that vary together."""
+"""Parse the values of a sweep into grids of points: ranges, lists, products, and names that vary together."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from costproof.parametric.evaluator import Evaluator
 
 PRESET: Final = "preset"
 MOST_POINTS: Final = 1_000_000_000
-"""Limit for the points of a sweep. A range of this length is never expanded into a list."""
+"""Maximum number of points of a sweep; a range of this length is never expanded into a list."""
 MOST_LISTED: Final = 2_000_000
-"""Limit for the values of one ``--over`` that are expanded into a list: several items, or one that is repeated."""
+"""Maximum number of values of one ``--over`` that are expanded into a list instead of kept as a range."""
 _RANGE: Final = re.compile(r"(\d{1,12}):(\d{1,12})(?::(\d{1,12}))?")
 
 Over = Mapping[str, Any]
-"""Name -> values, as a text in the form of the command line or as an iterable. Values of names joined by ``/`` are
-tuples.
-"""
+"""Values by name, as command-line text or as an iterable; names joined by ``/`` have tuples."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridParameter:
-    """Something that varies: a setting of the workload, a key of the configuration, or the preset."""
+    """A varied parameter of a sweep: a setting of the workload, a configuration key, or the preset."""
 
     given: str
-    """The name that the user gave, which is the title of its column."""
+    """Name that the user gave, which is the title of the column."""
     variable: str
-    """``setting:batch``, ``key:text.hidden``, ``preset``."""
+    """Internal name: ``setting:batch``, ``key:text.hidden``, ``preset``."""
     number: bool
     now: Any = None
     """Current value of a configuration key."""
@@ -50,7 +48,7 @@ class GridAxis:
 
     names: tuple[GridParameter, ...]
     columns: tuple[Sequence[Any], ...]
-    """For each parameter its values; all columns have the same length."""
+    """Values of each parameter; all columns have the same length."""
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -61,15 +59,15 @@ class GridBlock:
     """Points of a grid that differ only in numeric parameters."""
 
     fixed: Mapping[GridParameter, Any]
-    """Values of the parameters that are not numbers."""
+    """Values of the non-numeric parameters."""
     axes: tuple[GridAxis, ...]
-    """Axes of numbers; the last one varies fastest."""
+    """Axes of numeric parameters; the last one varies fastest."""
 
     def __len__(self) -> int:
         return prod(map(len, self.axes))
 
     def boxes(self, size: int) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
-        """Split the block into boxes of at most ``size`` points; yield (variable -> values, shape) of each."""
+        """Split the block into boxes of at most ``size`` points; yield (values by variable, shape) of each."""
         lengths = [len(axis) for axis in self.axes]
         steps = [1] * len(lengths)
         room = size
@@ -98,7 +96,7 @@ def _array(values: Sequence[int]) -> Any:
 
 
 def split_blocks(axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
-    """Split a product of axes into blocks, in which only numeric parameters vary.
+    """Split a product of axes into blocks within which only numeric parameters vary.
 
     Parameters that are not numbers vary slowest, whatever the order of the axes.
     """
@@ -110,7 +108,7 @@ def split_blocks(axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
 
 
 def _runs(axis: GridAxis) -> Iterator[tuple[dict[GridParameter, Any], GridAxis | None]]:
-    """Split an axis into runs of neighbouring points with equal texts; yield the texts and the axis of the numbers.
+    """Split an axis into runs of points with equal non-numeric values; yield these and the numeric axis.
 
     The axis is ``None`` if no column of the axis holds numbers.
     """
@@ -189,7 +187,7 @@ def _pairs(names: tuple[GridParameter, ...], item: str, where: str) -> list[tupl
 
 
 def _in_step(words: list[tuple[GridParameter, str]], where: str) -> list[Sequence[Any]]:
-    """Return the values of names that vary together, equally many for each; a single value is repeated."""
+    """Return equally many values for each of several names that vary together; a single value is repeated."""
     parts = [_values(name, word, where) for name, word in words]
     longest = max(map(len, parts))
     if any(len(part) not in (1, longest) for part in parts):
@@ -202,7 +200,7 @@ def _in_step(words: list[tuple[GridParameter, str]], where: str) -> list[Sequenc
 
 
 def _check_listed(count: int, where: str) -> None:
-    """Refuse more values than may be expanded into a list."""
+    """Raise an error if more values are given than may be expanded into a list."""
     if count > MOST_LISTED:
         raise BadInput(
             "too many values in a list",
@@ -217,7 +215,7 @@ def _concatenate(parts: list[Sequence[Any]]) -> Sequence[Any]:
 
 
 def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> GridParameter:
-    """Return the parameter with a name: a setting of the target, or a key of its configuration.
+    """Return the sweep parameter with a name: a setting of the target, or a configuration key.
 
     Raises:
         BadInput: there is no such name, or several keys have it.
@@ -238,7 +236,7 @@ def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Gr
 
 
 def _values(name: GridParameter, word: str, where: str) -> Sequence[Any]:
-    """Parse one comma-separated item of VALUES into the values that it denotes."""
+    """Parse one comma-separated item of VALUES into a list or range of values."""
     text = word.strip()
     span = _RANGE.fullmatch(text) if name.number else None
     if span is not None:
@@ -295,7 +293,7 @@ def _check_values(name: GridParameter, values: Iterable[Any], where: str) -> Seq
 
 
 def axes_from_csv(points: Evaluator[WithKeys], path: Path) -> tuple[GridAxis, ...]:
-    """Return the points of a CSV file as one axis: a name for each column, a point for each row.
+    """Return the points of a CSV file as one axis, with a name per column and a point per row.
 
     Raises:
         BadInput: the file cannot be read, or a name or a value is wrong.

@@ -1,4 +1,4 @@
-"""Count again, by separate code, the memory that a run holds and the limits of its settings.
+"""Count a second time, by separate code, the memory of a run and the limits of its settings.
 
 No graph gives a limit, the blocks of a cache, or what ranks gather. Here a run is counted anew just below and at each
 limit, without the solved expressions; blocks are those that hold a token in use; gathered parameters are put together
@@ -8,31 +8,34 @@ one group after another; and all sums are made from their parts. A difference is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from typing import Any, Final
 
 from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import CONTEXT
+from costproof.algebra.symbols import parse
 from costproof.estimate.memory import Fits, MemoryLimit, MeshTried
-from costproof.ledger.capture import Padding
 from costproof.ledger.errors import CostproofError, Recount
 from costproof.ledger.mesh import RANK
-from costproof.ledger.metrics import UNPACKED
-from costproof.ledger.node import Ledger, bearing
-from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, BatchRow, Workload
-from costproof.models.cache_dtype import BlockedCache
-from costproof.models.target import WithBlocks, WithFormulas, WithMemory, WithStorage
+from costproof.ledger.metrics import UNFUSED, UNPACKED, Metric
+from costproof.ledger.node import CostNode, Ledger, bearing
+from costproof.ledger.peaks import CallPeaks, Peak
+from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, Workload
+from costproof.models.target import Target, WithBlocks, WithFormulas, WithMemory
+from costproof.parametric.cache_checks import blocks_beyond, blocks_in_use, cache_held, cache_recounts
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 
 _LIVE: Final = "weights and live peak"
 _MOST_REFUSED: Final = 1_000
-"""Values below a limit of which the model must refuse each, if it fits at none of them."""
+"""Maximum number of values below a limit that are checked to be refused by the model if no value fits."""
 
 
 def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
-    """Yield everything that is counted again about the memory of a run.
+    """Yield second counts of all memory figures and limits of a run with formulas.
 
     Args:
         model: the target, whose formulas made all numbers.
@@ -42,9 +45,10 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
     for ranks, answer in held.items():
         of = _of_rank(found.workload, ranks[0])
         yield from _parts(answer)
+        yield from _bound_recounts(model, of, answer)
         yield from _lasting(model, of, answer)
         yield from _live(model, of, answer)
-        yield from _cached(model, of, answer)
+        yield from cache_recounts(model, of, answer)
         yield from gathered_recounts(model, of, answer.unpacked_bytes)
     yield from _quantised(model, found)
     yield from _ranks(held, found)
@@ -56,8 +60,8 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
             yield from _limit(model, held, found, limit)
 
 
-def graph_recounts(found: Fits) -> Iterator[Recount]:
-    """Yield the sums and limits of a run whose bytes are those of exported graphs, from each other.
+def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | None = None) -> Iterator[Recount]:
+    """Yield second counts of the sums and limits of a run without formulas, computed from one another.
 
     A cache has equal parts for all sequences, and grows with a text by no more than at its beginning.
     """
@@ -68,6 +72,15 @@ def graph_recounts(found: Fits) -> Iterator[Recount]:
     grown = {"batch": Fraction(cache, run.batch), "text_tokens": Fraction((found.token_bytes or 0) * run.batch)}
     least = grown["text_tokens"] * run.text_tokens
     yield Recount("memory", "a token of a sequence", "more than all of the cache", max(Fraction(0), least - cache), 0)
+    if model is not None and counted is not None and found.token_bytes is not None:
+        longer, kept = replace(run, text_tokens=run.text_tokens + 1), [*bearing(counted.nodes, "kv_cache_bytes")]
+        held = []
+        for of in (run, longer):
+            sizes = {(call.stage, call.id): call.symbols for call in model.invocations(of)}
+            cached = ((n.exprs.get("kv_cache_bytes", "0"), sizes.get((n.stage, n.invocation), {})) for n in kept)
+            held.append(sum(evaluate(cost, values) for cost, values in cached))
+        every = found.token_bytes * run.batch
+        yield Recount("memory", "a token of all sequences", "cache_bytes", every, held[1] - held[0])
     for limit in found.limits:
         yield from _bounds(limit, found)
         own, ends = getattr(run, limit.setting), limit.points
@@ -80,13 +93,66 @@ def graph_recounts(found: Fits) -> Iterator[Recount]:
                 yield Recount("memory", limit.held, where, point.bytes, again)
 
 
-def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
-    """Yield the memory that is compared, its reserve, and the meshes that were tried to find the smallest.
+def peak_recounts(found: Fits, calls: Collection[CallPeaks], model: Target | None) -> Iterator[Recount]:
+    """Yield the peaks of a capture's calls, from the tensors alive at each, and what follows of them.
+
+    A call holds what its operators made and, besides, its arguments, which others may hold.
+    """
+    peaks: dict[str, list[Peak | None]] = {}
+    for call in calls:
+        peaks.setdefault(call.stage, []).append(call.eager)
+    made = {
+        s: max((sum(t.bytes for t in e.alive if t.operator) for e in of if e), default=0) for s, of in peaks.items()
+    }
+    for stage in found.stages:
+        mine = peaks.get(stage.id, [])
+        every = sum(t.bytes for e in mine if e for t in e.alive) if None not in mine else 0
+        yield Recount("memory", f"{stage.id}, eager", "peak_bytes", stage.peak_bytes or 0, made.get(stage.id, 0))
+        yield Recount("memory", f"{stage.id}, all eager", "peaks_bytes", stage.peaks_bytes or 0, every)
+    lasting, sums = found.lasting_bytes, [stage.peaks_bytes for stage in found.stages]
+    if lasting is None or found.held_cache_bytes is not None or found.unpacked_bytes:
+        return
+    if found.live_bytes is None and None not in sums and found.buffers_bytes is not None:
+        most = lasting + sum(n or 0 for n in sums)
+        yield Recount("memory", "weights, buffers and all peaks", "bytes", found.most_bytes or 0, most)
+    if found.certain_bytes is not None and found.live_bytes is None:
+        least = max(found.certain_bytes, lasting + max(made.values(), default=0))
+        yield Recount("memory", "weights, buffers and largest peak", "bytes", found.least_bytes or 0, least)
+    for limit in found.limits:
+        if limit.held != "weights and graph peak" or model is None:
+            continue
+        for point in limit.points:
+            run = _with(found.workload, limit, point.at)
+            sizes = {(c.stage, c.id): {**model.info().symbols, **c.symbols} for c in model.invocations(run)}
+            alive = []
+            for call in calls:
+                values = sizes.get((call.stage, call.invocation), {})
+                if call.form and {s.name for s in parse(call.form).free_symbols} <= values.keys():
+                    alive.append(evaluate(call.form, values) - evaluate(call.given or "0", values))
+            again = lasting + max(alive, default=0)
+            yield Recount("memory", f"{limit.held}, {limit.setting} {point.at}", "bytes", point.bytes, again)
+
+
+_UNITS: Final = {
+    "": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15, "KiB": 2**10, "MiB": 2**20,
+    "GiB": 2**30, "TiB": 2**40, "PiB": 2**50,
+}  # fmt: skip
+
+
+def room_recounts(found: Fits, whole: int, memory: int | str | None, reserve: int | str | None) -> Iterator[Recount]:
+    """Yield second counts of available memory and reserve, and checks of the search for the smallest mesh.
 
     Args:
         whole: bytes of a device.
-        reserve: as the caller gave it.
+        memory, reserve: as the caller gave them.
     """
+    for what, given, size in (("memory", memory, whole), ("reserve", reserve, found.reserve_bytes)):
+        if isinstance(given, str) and not (what == "reserve" and given.replace(".", "").isdecimal() and "." in given):
+            number = given.strip().rstrip("kKMGTPiB").rstrip()
+            unit = given.strip().removeprefix(number).strip()
+            yield Recount("memory", f"the {what} of {given}", "bytes", size, Fraction(number) * _UNITS[unit])
+    if isinstance(memory, int):
+        yield Recount("memory", "the memory", "bytes", whole, memory)
     yield Recount(
         "memory", "what is compared and the reserve", "bytes", found.memory_bytes + found.reserve_bytes, whole
     )
@@ -109,7 +175,7 @@ def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterato
 
 
 def tried_recounts(tried: MeshTried, found: Fits, rank: int) -> Iterator[Recount]:
-    """Yield the weights and buffers of a mesh that was tried, from the answer for it if that is of the same rank."""
+    """Yield a second count of a tried mesh's weights and buffers, from the result for a mesh with the same rank."""
     rows = [row.weights_bytes for row in found.ranks if rank in row.ranks] or [found.held_weights]
     if tried.weights_bytes is not None and rows[0] is not None and found.buffers_bytes is not None:
         again = rows[0] + found.buffers_bytes
@@ -120,8 +186,64 @@ def _of_rank(workload: Workload, rank: int) -> Workload:
     return workload if workload.mesh.one else replace(workload, inputs={**workload.inputs, RANK: rank})
 
 
+def _bound_recounts(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
+    """Yield the upper bound of activations of each stage, node by node, in its last call.
+
+    All that crosses a module is held, and of one layer of each kind, and of modules outside of layers, what operators
+    read and write without weights, and copies of inputs and results; of heads that see a past, keys and values; three
+    masks as numbers and four as booleans; and latent attention under sdpa, in float32.
+    """
+    config, item = model.info().symbols, FLOAT_BYTES[run.dtype]
+    nodes = model.formulas(run).nodes
+    sizes: dict[tuple[str, str], dict[str, int]] = {}
+    bound: Counter[str] = Counter()
+    for call in model.invocations(run):
+        sizes[call.stage, call.id] = values = {**config, **call.symbols}
+        of_sdpa = run.attention == "sdpa" and "text_kv_rank" in values
+        wide, value = values.get("text_nope", 0) + values.get("text_rope", 0), values.get("text_value", 0)
+        latent = values.get("text_kv_rank", 0)
+        absorbed = [(latent + values.get("text_rope", 0), latent)] if found.conventions.mla == "absorbed" else []
+        expanded = [(wide, value)] if wide != value else []
+        batch, new, past = (values.get(name, 0) for name in ("B", "S", "C"))
+        pairs = [(batch, new, new + past)] + ([(batch, new, new)] if past else [])
+        kinds = expanded
+        if run.rows:
+            pairs, kinds = [(row.count, row.new, row.new + row.past) for row in run.rows], [*{*expanded, *absorbed}]
+        bound[call.stage] += (3 * item + 4) * sum(n * q * k for n, q, k in (pairs if run.rows else pairs[:1]))
+        if "N" in values and "P" in values:
+            pairs, kinds = [(batch, 1, values["P"] + values["N"])], absorbed or expanded
+            values |= {"P": values["P"] + values["N"] - 1, "N": 1}
+        for (keys, results), (n, q, k) in product(kinds if of_sdpa else (), pairs):
+            bound[call.stage] += values["text_heads"] * n * (13 * q * k + (q + k) * (12 * keys + 8 * results))
+    layers: dict[tuple[str, str, str], list[CostNode]] = {}
+    for node in nodes:
+        if (values := sizes.get((node.stage, node.invocation), {})) and "output_bytes" in node.exprs:
+            bound[node.stage] += evaluate(node.exprs["output_bytes"], values)
+        parts = node.module.split(".")
+        layer = ".".join(parts[: next((i + 1 for i, part in enumerate(parts) if part.isdecimal()), 0)])
+        layers.setdefault((node.stage, node.invocation, layer), []).append(node)
+    seen = set()
+    for (stage, name, layer), mine in layers.items():
+        moved = (f"{n.module.removeprefix(layer)} {n.exprs[UNFUSED]}" for n in mine if UNFUSED in n.exprs)
+        if (stage, name) not in sizes or (kind := (stage, name, layer and "layer", *sorted(moved))) in seen:
+            continue
+        seen.add(kind)
+        for node in mine:
+            cost = {m: evaluate(node.exprs[m], sizes[stage, name]) for m in _ALIVE if m in node.exprs}
+            bound[stage] += sum(cost.get(m, 0) * sign for m, sign in zip(_ALIVE, (1, -1, 1, 1), strict=True))
+            if node.kind == "attention" and CONTEXT in parse(node.exprs["flops"]).free_symbols:
+                bound[stage] += evaluate(node.exprs["flops"], sizes[stage, name]) // 2 * (item + item % 2)
+    for of in found.stages:
+        if of.activations_bytes is not None:
+            where = f"rank {run.rank}, {of.id}"
+            yield Recount("memory", where, "activations_bytes", of.activations_bytes, bound[of.id])
+
+
+_ALIVE: Final[tuple[Metric, ...]] = (UNFUSED, "weight_read_bytes", "input_bytes", "output_bytes")
+
+
 def _parts(found: Fits) -> Iterator[Recount]:
-    """Yield the sums over the parts of the memory, and what follows of them."""
+    """Yield second counts of the sums of memory components, and of the verdict that follows from them."""
     weights = found.weights_bytes if found.stored_bytes is None else found.stored_bytes
     cache = found.cache_bytes if found.held_cache_bytes is None else found.held_cache_bytes
     live = found.live_bytes if found.held_cache_bytes is None else found.blocked_live_bytes
@@ -141,20 +263,22 @@ def _parts(found: Fits) -> Iterator[Recount]:
 
 
 def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the buffers of a rank, and its weights as they are stored, module by module."""
+    """Yield second counts of a rank's buffers and stored weights, summed module by module."""
     sizes: Counter[str] = Counter()
     modules = {node.module: node for node in evaluate_formulas(model, run).nodes if not node.invocation}
     for node in modules.values():
         sizes.update({metric: node.cost(metric) or 0 for metric in ("buffer_bytes", "resident_bytes")})
     if found.buffers_bytes is not None:
         yield Recount("memory", f"rank {run.rank}", "buffers_bytes", found.buffers_bytes, sizes["buffer_bytes"])
-    if found.stored_bytes is not None and not run.mesh.one and run.mesh.fsdp == 1:
+    # Files of bitsandbytes have descriptions, and some modules in float32, which the memory does not have.
+    kept = run.mesh.one and "bitsandbytes" in found.stored_format
+    if found.stored_bytes is not None and run.mesh.fsdp == 1 and sizes["resident_bytes"] and not kept:
         stored = sizes["resident_bytes"] - sizes["buffer_bytes"]
         yield Recount("memory", f"rank {run.rank}", "stored_bytes", found.stored_bytes, stored)
 
 
 def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the weights, and the cache and live peak of each stage of a rank; the peak with fewer logits too.
+    """Yield second counts of a rank's weights, and of the cache and live peak of each stage.
 
     The formulas are those of the answer, evaluated for this rank alone: graphs confirm them, here their use is.
     """
@@ -178,18 +302,8 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, max(few.values(), default=0))
 
 
-def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
-    """Yield whether a cache is counted in the format that the configuration names, as no setting of the run does."""
-    if isinstance(model, WithFormulas) and isinstance(model, WithStorage) and (named := model.stored.cache_dtype):
-        kept = found.workload.inputs.get(KV_DTYPE) == named
-        has = any(setting.name == KV_DTYPE for setting in model.settings())
-        yield Recount(
-            "memory", f"the cache in {named}, as the configuration names it", "is counted", kept or not has, True
-        )
-
-
 def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
-    """Yield the rank that holds most, and those that hold the most weights and cache, from the answers of all."""
+    """Yield checks of the ranks' table, and of which ranks have the most bytes, against the result for each rank."""
     if not found.ranks:
         return
     rows = {rank: row for row in found.ranks for rank in row.ranks}
@@ -221,7 +335,7 @@ def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recoun
 
 
 def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:
-    """Yield whether a run fits at the values that a limit names, and does not at the limit."""
+    """Yield checks that a run fits at the values given below a limit, and does not fit at the limit."""
     for point in limit.points:
         fits = point.at != limit.at if limit.outcome == "from" else True
         if limit.outcome != "not solved":
@@ -229,162 +343,11 @@ def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:
             yield Recount("memory", where, "fits", point.bytes <= found.memory_bytes, fits)
 
 
-# --- Caches ----------------------------------------------------------------------------------------------------------
-
-
-def cache_held(model: WithFormulas, run: Workload) -> int:
-    """Return the bytes of the cache at the end of a run, with those that were there before."""
-    calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
-    config, every = model.info().symbols, Counter[tuple[str, str, str]]()
-    for node in model.formulas(run).nodes:  # whatever is stored
-        for metric in ("kv_cache_bytes", *(("kv_read_bytes",) * (run.past > 0 and node.stage == "prefill"))):
-            if metric in node.exprs and (node.stage, node.invocation) in calls:
-                every[node.stage, node.invocation, node.exprs[metric]] += 1
-    return sum(n * evaluate(e, {**config, **calls[stage, of]}) for (stage, of, e), n in every.items())
-
-
-def _cached(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the bytes that a token adds to the cache of one sequence, and those of all tokens."""
-    mesh = run.mesh
-    if found.cache_bytes is None or run.rows:
-        return
-    yield Recount("memory", f"rank {run.rank}", "cache_bytes", found.cache_bytes, cache_held(model, run))
-    yield from _formatted(model, run, found.cache_bytes)
-    if KV_BLOCK in run.inputs and isinstance(model, WithBlocks):
-        blocks = model.blocked_cache(run)
-        assert blocks is not None
-        held, wastes = blocks_in_use(blocks, run)
-        yield Recount("memory", f"rank {run.rank}, blocks", "cache_bytes", found.held_cache_bytes or 0, held)
-        yield Recount("memory", f"rank {run.rank}, blocks", "is a waste", found.cache_waste_bytes in wastes, True)
-        surplus, live = _surplus(blocks, run), {stage.id: stage.live_bytes for stage in found.stages}
-        if all(live.get(stage) is not None for stage in surplus):
-            most = max((live[stage] or 0) + size for stage, size in surplus.items())
-            yield Recount("memory", "blocks", "blocked_live_bytes", found.blocked_live_bytes or 0, most)
-    if found.token_bytes is None or not run.own_batch:
-        return
-    with suppress(CostproofError):  # the model refuses one of these lengths
-        one = replace(run, batch=mesh.dp * mesh.fsdp)
-        longer = cache_held(model, replace(one, text_tokens=run.text_tokens + 1)) - cache_held(model, one)
-        yield Recount("memory", f"rank {run.rank}, a token of a sequence", "cache_bytes", found.token_bytes, longer)
-        if isinstance(model, WithBlocks) and mesh.cp == 1:
-            inputs = {name: value for name, value in one.inputs.items() if name != "past"}
-            first = cache_held(model, replace(one, text_tokens=1, new_tokens=0, inputs=inputs))
-            every = first * run.own_batch * (run.past + run.text_tokens + run.new_tokens)
-            more = found.cache_bytes - every if found.token_bytes == first else max(0, found.cache_bytes - every)
-            yield Recount("memory", f"rank {run.rank}, token by token", "cache_bytes", every + more, every)
-
-
-_HEAD_BITS: Final[dict[str, tuple[int, int, int]]] = {
-    "fp8": (8, 0, 1), "int8": (8, 32, 0), "int4": (4, 32, 0), "nvfp4": (4, 8, 16), "q8_0": (8, 16, 32),
-    "q4_0": (4, 16, 32),
-}  # fmt: skip
-"""Format of a cache -> bits of an element, of a scale, and elements with one scale, 0 for all of a head.
-
-Sources: vLLM ``v1/kv_cache_interface.py``; llama.cpp, ``ggml-common.h`` (q8_0 has 34 bytes for 32, q4_0 18).
-"""
-
-
-def _formatted(model: WithFormulas, run: Workload, size: int) -> Iterator[Recount]:
-    """Yield the bytes of a cache with fewer bits, head by head, from the elements of one in the dtype of the run."""
-    kind, symbols = run.inputs.get(KV_DTYPE), model.info().symbols
-    if kind is None:
-        return
-    plain = replace(run, inputs={name: value for name, value in run.inputs.items() if name != KV_DTYPE})
-    elements = cache_held(model, plain) // FLOAT_BYTES[run.dtype]
-    if "text_kv_rank" in symbols:  # a latent in 8 bits with scales in float32, and rotated keys in 16 bits
-        rank, rope = symbols["text_kv_rank"], symbols["text_rope"]
-        each, bits = rank + rope, 8 * rank + 32 * len(range(0, rank, 128)) + 16 * rope
-    else:
-        width, of_scale, group = symbols["text_head_dim"], *_HEAD_BITS[str(kind)][1:]
-        scales = len(range(0, width, group or width))
-        each, bits = width, 8 * -(-width * _HEAD_BITS[str(kind)][0] // 8) + of_scale * scales
-    yield Recount("memory", f"rank {run.rank}, a cache in {kind}", "bits", 8 * size, elements // each * bits)
-
-
-def _in_use(past: int, new: int, window: int, size: int) -> tuple[int, int]:
-    """Return the blocks that hold a token which a call reads or writes, and the number of these tokens."""
-    first = next(iter(range(past - window + 1, past + new + 1) if 0 < window <= past else (0,)))
-    tokens = range(first, past + new)
-    if not tokens:
-        return 0, 0
-    if len(tokens) <= 4_096:
-        return len({token // size for token in tokens}), len(tokens)
-    return tokens[-1] // size - tokens[0] // size + 1, len(tokens)
-
-
-def _calls(run: Workload, size: int) -> Iterator[tuple[str, tuple[BatchRow, ...]]]:
-    """Yield the prompt, and the decode steps after which the blocks of windows repeat."""
-    yield "prefill", run.rows or (BatchRow(run.text_tokens, run.past, run.own_batch),)
-    for step in range(max(0, run.new_tokens - 2 * size), run.new_tokens):
-        yield "decode", (BatchRow(1, run.past + run.text_tokens + step, run.own_batch),)
-
-
-def blocks_in_use(of: BlockedCache, run: Workload) -> tuple[int, set[int]]:
-    """Return the most bytes that a call holds in blocks, and the bytes without a token in each call with as many."""
-    found: dict[int, set[int]] = {}
-    for _, rows in _calls(run, of.size):
-        held = used = 0
-        for row in rows:
-            for group in of.groups:
-                blocks, tokens = _in_use(row.past, row.new, group.window, of.size)
-                held += row.count * group.layers * group.token_bytes * of.size * blocks
-                used += row.count * group.layers * group.token_bytes * tokens
-        found.setdefault(held, set()).add(held - used)
-    return max(found), found[max(found)]
-
-
-def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
-    """Return, for each stage, the most that blocks have more than tokens, each layer before or after its own write."""
-    found: dict[str, tuple[int, int]] = {}
-    for stage, rows in _calls(run, of.size):
-        held = more = 0
-        for row in rows:
-            for group in of.groups:
-                each, ends = row.count * group.layers * group.token_bytes, []
-                for new in (0, row.new):
-                    kept = _in_use(row.past + new, 0, group.window, of.size)[1]
-                    ends.append(of.size * _in_use(row.past, new, group.window, of.size)[0] - kept)
-                held += each * _in_use(row.past, row.new, group.window, of.size)[0]
-                more += each * max(ends)
-        if stage not in found or held >= found[stage][0]:
-            found[stage] = held, more
-    return {stage: more for stage, (_, more) in found.items()}
-
-
-def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterator[Recount]:
-    """Yield the padded tokens of a run with their FLOPs, and the blocks of its cache, each block a token at a time."""
-    yield from (Recount("", problem.line, "problem", 1, 0) for problem in found.problems())
-    tokens = {"prefill": run.text_tokens * (1 if run.rows else run.batch), "decode": run.batch}
-    for one in found.batch:
-        fits = sorted(size for size in run.padded_sizes if not size < tokens[one.stage])
-        yield Recount(one.stage, "padding", "tokens", one.tokens, tokens[one.stage])
-        yield Recount(one.stage, "padding", "size", one.size, fits[0] if fits else one.tokens)
-        if "text_kv_rank" not in model.info().symbols:  # a projection of latents has rows of its own
-            of_token = Fraction(0)
-            for node in evaluate_formulas(model, run).nodes:
-                if node.stage == one.stage and node.kind != "attention" and node.role != "lm_head":
-                    of_token += Fraction(node.cost("flops") or 0, one.tokens)
-            yield Recount(one.stage, "padding", "flops", one.flops, of_token * (one.size - one.tokens))
-    blocks = model.blocked_cache(run)
-    for stage in dict.fromkeys(row.stage for row in found.cache):
-        assert blocks is not None
-        held: dict[int, list[list[tuple[int, int]]]] = {}
-        for rows in (rows for name, rows in _calls(run, blocks.size) if name == stage):
-            used = []
-            for group in blocks.groups:
-                each = [(row.count, *_in_use(row.past, row.new, group.window, blocks.size)) for row in rows]
-                used.append((sum(n * many for n, many, _ in each), sum(n * many for n, _, many in each)))
-            size = sum(n * of.layers * of.token_bytes for (n, _), of in zip(used, blocks.groups, strict=True))
-            held.setdefault(size, []).append(used)
-        used = [(row.blocks, row.tokens) for row in found.cache if row.stage == stage]
-        yield Recount(stage, "blocks and tokens in them", "are those in use", used in held[max(held)], True)
-
-
 # --- Weights ---------------------------------------------------------------------------------------------------------
 
 
 def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> Iterator[Recount]:
-    """Yield the most bytes of gathered parameters at once, each group being put together after the one before."""
+    """Yield a second count of the most bytes of gathered parameters at once, gathering one group after another."""
     ranks = run.mesh.fsdp * run.mesh.cp
     if run.mesh.fsdp == 1 or found is None:
         return
@@ -404,7 +367,7 @@ def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> 
 
 
 def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
-    """Yield whether an unpacked matrix is one of the model, and no smaller than a quantised linear layer."""
+    """Yield checks that the largest unpacked matrix exists in the model and that no quantised one is larger."""
     if found.stored_bytes is None or found.unpacked_bytes is None or found.workload.mesh.fsdp > 1:
         return
     symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]
@@ -430,7 +393,7 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
 def _limit(
     model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits, limit: MemoryLimit
 ) -> Iterator[Recount]:
-    """Yield what all ranks hold just below and at a limit: below, every rank fits; at the limit, one does not.
+    """Yield second counts of the bytes of all ranks just below a limit, where each must fit, and at it.
 
     The model must refuse all values between.
     """
@@ -465,7 +428,7 @@ def _limit(
 def _held(
     model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits, limit: MemoryLimit, at: int
 ) -> list[int]:
-    """Return the bytes that each kind of rank holds at a value of the setting of a limit."""
+    """Return the bytes of each distinct rank when the setting of a limit has a given value."""
     kinds: dict[object, int] = {}
     for ranks, answer in held.items():
         for rank in ranks:
@@ -482,7 +445,7 @@ def _growing(model: WithFormulas, run: Workload, answer: Fits, *, live: bool) ->
     if not live:
         return cache_held(model, run) if blocks is None else blocks_in_use(blocks, run)[0]
     assert isinstance(model, WithMemory)  # the limit was solved with it
-    more: Mapping[str, int] = {} if blocks is None else _surplus(blocks, run)
+    more: Mapping[str, int] = {} if blocks is None else blocks_beyond(blocks, run)
     peaks = live_peaks(model, run, inputs_held=False)
     return (answer.unpacked_bytes or 0) + max(n + more.get(stage, 0) for (stage, _, _), n in peaks.items())
 

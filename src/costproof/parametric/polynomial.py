@@ -1,4 +1,4 @@
-"""Represent costs as polynomials in the varying symbols, with constants substituted."""
+"""Represent costs as polynomials in the symbols that vary, with constants substituted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from costproof.ledger.errors import BadInput
 from costproof.parametric.concolic import SizeExpr
 
 Monomial = tuple[tuple[int, int], ...]
-"""Pairs of atom number and exponent, in the order of the atoms; exponents may be negative."""
+"""(atom number, exponent) pairs in the order of the atoms; exponents may be negative."""
 Polynomial = Mapping[Monomial, Fraction]
 
 ONE: Final[Monomial] = ()
@@ -24,36 +24,36 @@ ONE: Final[Monomial] = ()
 
 @dataclass(frozen=True, slots=True)
 class SizeAtom:
-    """Variable of polynomials that the target computes: a size, or an expression of sizes."""
+    """Polynomial variable for a size, or an expression of sizes, that the target computes."""
 
     expr: SizeExpr
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionAtom:
-    """Variable of polynomials that a formula computes: ``floor``, ``Min``, ``Max`` or ``sum``."""
+    """Polynomial variable for a function in a formula: ``floor``, ``Min``, ``Max`` or ``sum``."""
 
     name: str
     parts: tuple[tuple[tuple[Monomial, int], ...], ...]
-    """Arguments, as polynomials with integer coefficients; those of ``floor`` are the dividend and the divisor."""
+    """Arguments as polynomials with integer coefficients; ``floor`` has the dividend and the divisor."""
 
 
 @dataclass(slots=True)
 class AtomTable:
-    """Atoms (variables) of the polynomials of a regime, each numbered after the atoms in its arguments."""
+    """Table of the polynomial variables (atoms) of a regime, each numbered after the atoms in its arguments."""
 
     found: list[SizeAtom | FunctionAtom] = field(default_factory=list)
     numbers: dict[SizeAtom | FunctionAtom, int] = field(default_factory=dict)
 
     def from_atom(self, atom: SizeAtom | FunctionAtom) -> Polynomial:
-        """Return an atom (a symbol or a function) as a polynomial; number it if it is new."""
+        """Return an atom (a size or a function) as a polynomial, and number it if it is new."""
         if atom not in self.numbers:
             self.numbers[atom] = len(self.found)
             self.found.append(atom)
         return {((self.numbers[atom], 1),): Fraction(1)}
 
     def from_size(self, expr: SizeExpr) -> Polynomial:
-        """Return the polynomial of a size expression; anything but sums and products becomes an atom."""
+        """Return the polynomial of a size expression, with an atom for everything but sums and products."""
         if expr[0] == "int":
             return _constant(expr[1])
         if expr[0] == "*":
@@ -62,7 +62,7 @@ class AtomTable:
         return self.from_atom(SizeAtom(expr))
 
     def from_formula(self, node: sympy.Expr, symbols: Mapping[str, Polynomial]) -> Polynomial:
-        """Return the polynomial of a formula, given polynomials for its symbols.
+        """Return the polynomial of a formula, given the polynomials of its symbols.
 
         Raises:
             BadInput: the formula has a function without an exact value, or a symbol without a value.
@@ -86,7 +86,7 @@ class AtomTable:
         return self._function(node.func, parts, text(node))
 
     def largest(self, parts: list[Polynomial]) -> Polynomial:
-        """Return the maximum of several polynomials with nonnegative values; 0 for none."""
+        """Return the maximum of several nonnegative polynomials; 0 without polynomials."""
         return self._function(sympy.Max, parts, "Max") if len(parts) > 1 else parts[0] if parts else _constant(0)
 
     def _power(self, base: Polynomial, exponent: int) -> Polynomial:
@@ -160,7 +160,7 @@ def _multiply_monomials(left: Monomial, right: Monomial) -> Monomial:
 
 
 def _clearing(parts: Iterable[Polynomial]) -> Monomial:
-    """Return the monomial by which some polynomials must be multiplied to have no negative exponents."""
+    """Return the monomial that removes all negative exponents when polynomials are multiplied by it."""
     least: dict[int, int] = {}
     for part in parts:
         for monomial in part:
@@ -170,14 +170,14 @@ def _clearing(parts: Iterable[Polynomial]) -> Monomial:
 
 
 def _integers(parts: list[Polynomial]) -> tuple[int, list[tuple[tuple[Monomial, int], ...]]]:
-    """Return the least common denominator of all coefficients, and the polynomials multiplied by it."""
+    """Return the least common denominator of the coefficients, and the polynomials multiplied by that number."""
     scale = lcm(*(c.denominator for part in parts for c in part.values()))
     return scale, [tuple(sorted((m, int(c * scale)) for m, c in part.items())) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """A cost compiled for evaluation: integer polynomial / (integer x monomial)."""
+    """A cost compiled for evaluation, as integer polynomial / (integer x monomial)."""
 
     terms: tuple[tuple[Monomial, int], ...]
     divisor: int

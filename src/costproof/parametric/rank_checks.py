@@ -1,4 +1,4 @@
-"""Count again, by separate code, what several sources take from one place about the ranks of a mesh.
+"""Count a second time, by separate code, the figures of a mesh's ranks that all sources take from the same code.
 
 All sources read one mesh, one plan of an engine, and one division of the batch; the table of dispatch forms has a
 single source. Here the same numbers are made in another way: ranks are placed and sequences are dealt one by one,
@@ -48,7 +48,7 @@ def recounts(
     symbols: Mapping[str, int],
     routed: RoutedLayers | None,
 ) -> Iterator[Recount]:
-    """Yield everything that is counted again about a run on several devices.
+    """Yield second counts of all figures of a run on several devices.
 
     Args:
         found: the result for all ranks.
@@ -72,7 +72,7 @@ def recounts(
 
 
 def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
-    """Yield the coordinates, groups and shares of all ranks, placed one after another.
+    """Yield second counts of the coordinates, groups and shares of all ranks, enumerating ranks one by one.
 
     Everything else that is counted of a rank depends on these, so they are compared first. Shares are those of the
     run's own batch, vocabulary and layers and of the sizes above, one for each remainder.
@@ -124,7 +124,7 @@ def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
 
 
 def _shares(workload: Workload, symbols: Mapping[str, int], place: Mapping[int, dict[str, int]]) -> Iterator[Recount]:
-    """Yield the sequences, entries of the vocabulary and layers of each rank, dealt or laid out one by one."""
+    """Yield second counts of each rank's sequences, vocabulary entries and layers, distributed one by one."""
     mesh = workload.mesh
     sharing = mesh.dp * mesh.fsdp
     for batch in range(workload.batch, workload.batch + min(sharing, _MOST_REMAINDERS)):
@@ -162,7 +162,7 @@ def _shares(workload: Workload, symbols: Mapping[str, int], place: Mapping[int, 
 
 
 def _packed(ranks: Iterable[int]) -> int:
-    """Return a number that stands for some ranks in their order, or for other numbers below a billion."""
+    """Encode a sequence of ranks, or of other integers below a billion, as one integer."""
     return sum((rank + 1) * 10 ** (9 * i) for i, rank in enumerate(ranks))
 
 
@@ -170,7 +170,7 @@ def _packed(ranks: Iterable[int]) -> int:
 
 
 def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
-    """Yield the sums that must be equal within a report, and the smaller ones of two bounds."""
+    """Yield checks of the sums and extremes within a report, and that floor bytes do not exceed unfused bytes."""
     mesh = workload.mesh
     for axis in ("tp", "ep", "pp", "dp", "cp", "fsdp"):
         yield Recount("", "$.parallel", axis, getattr(found.mesh, axis), getattr(mesh, axis))
@@ -234,7 +234,7 @@ _LATENT_MODULES: Final = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with
 
 
 def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
-    """Yield the bytes that a rank sends in each collective, its chunks being passed around step by step."""
+    """Yield second counts of the bytes that a rank sends in each collective, simulating a ring step by step."""
     item = FLOAT_BYTES[workload.dtype]
     for c in found.collectives:
         where = f"{c.kind} of {c.module}"
@@ -287,7 +287,7 @@ def _on_the_wire(c: Collectives, workload: Workload, symbols: Mapping[str, int])
 
 
 def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
-    """Yield the payloads of gathered parameters: each call brings every part that a rank stores once, of all ranks."""
+    """Yield second counts of all-gathered parameters: each call gathers the shards of all ranks once."""
     if workload.mesh.fsdp == 1:
         return
     parts = workload.mesh.fsdp * workload.mesh.cp
@@ -301,7 +301,7 @@ def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
 
 
 def _axis(c: Collectives, mesh: Mesh) -> str:
-    """Return the group of the mesh in which a collective runs; empty if its kind leaves it open, or with cp."""
+    """Return the mesh axis of a collective; empty if the kind of collective leaves it open, or with ``cp``."""
     if c.kind in ("send", "all_to_all") or mesh.cp > 1:
         return ""
     if mesh.fsdp > 1 and c.module.rpartition(".")[2] in ("*", "(root)"):  # before a layer, and before the model
@@ -312,7 +312,7 @@ def _axis(c: Collectives, mesh: Mesh) -> str:
 
 
 def gathered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:
-    """Return the chunks that a rank sends in a ring until all ranks have those of all; each begins with its own.
+    """Return the number of chunks that a rank sends in a ring all-gather, by simulation.
 
     Args:
         sizes: of the chunks; without them each is 1.
@@ -328,7 +328,7 @@ def gathered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:
 
 
 def scattered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:
-    """Return the partial sums that a rank sends in a ring until one rank has the sum of each chunk.
+    """Return the number of partial sums that a rank sends in a ring reduce-scatter, by simulation.
 
     Rank r - 1 has the sum of chunk r at the end, and adds to it last.
 
@@ -356,7 +356,7 @@ _CLASSES: Final[Mapping[str, str]] = {
     "o_proj": "RowParallelLinear", "down_proj": "RowParallelLinear",
     "experts": "FusedMoE", "self_attn": "of each head",
 }  # fmt: skip
-"""Last name of a module's path -> class by which engines split it; all others are whole on each rank.
+"""Classes by which engines split a module, by last component of the module path; all other modules are replicated.
 
 Sources: vLLM ``model_executor/models/llama.py``, ``deepseek_v2.py``, ``qwen3_moe.py``, ``gpt_oss.py``; Megatron-LM
 ``core/models/gpt/gpt_layer_specs.py``, whose ColumnParallelLinear and RowParallelLinear divide the same dimensions.
@@ -364,7 +364,7 @@ Sources: vLLM ``model_executor/models/llama.py``, ``deepseek_v2.py``, ``qwen3_mo
 
 
 def _padded_rows(engine: str, vocabulary: int, ranks: int) -> int:
-    """Return the rows of a table with those that an engine adds.
+    """Return the rows of a vocabulary table including the padding that an engine adds.
 
     vLLM ``pad_vocab_size(vocab_size, pad_to=64)``; Megatron-LM ``_vocab_size_with_padding``, which counts up to a
     multiple of make_vocab_size_divisible_by (128) x tensor_model_parallel_size.
@@ -374,7 +374,7 @@ def _padded_rows(engine: str, vocabulary: int, ranks: int) -> int:
 
 
 def _of_engine(workload: Workload, counted: Ledger, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
-    """Yield the parameters of each module, and the collectives of each stage, as an engine's own classes give them."""
+    """Yield second counts of parameters and collectives, by the rules of an engine's own parallel classes."""
     engine, mesh = str(workload.inputs.get(PLAN, "")), workload.mesh
     if engine not in ("vllm", "megatron") or mesh.tp == 1:
         return
@@ -389,7 +389,7 @@ def _of_engine(workload: Workload, counted: Ledger, one: Ledger, symbols: Mappin
 
 
 def _own_params(engine: str, module: str, whole: int, mesh: Mesh, symbols: Mapping[str, int]) -> int | Fraction:
-    """Return the parameters of a rank in a module that has ``whole`` on one device."""
+    """Return a rank's number of parameters in a module that has ``whole`` parameters on one device."""
     kind, hidden, n = _CLASSES.get(module.rpartition(".")[2], ""), symbols["text_hidden"], mesh.tp
     if kind in ("VocabParallelEmbedding", "ParallelLMHead"):
         return Fraction(_padded_rows(engine, symbols["text_vocab"], n) * hidden, n)
@@ -411,7 +411,7 @@ def _own_params(engine: str, module: str, whole: int, mesh: Mesh, symbols: Mappi
 def _engine_collectives(
     engine: str, workload: Workload, counted: Ledger, symbols: Mapping[str, int]
 ) -> Iterator[Recount]:
-    """Yield the messages and payloads of a rank by kind, from the layers that its stage has.
+    """Yield second counts of a rank's messages and payloads by kind, from the layers of its pipeline stage.
 
     vLLM: an all-reduce for the embedding, the attention and the MLP or the experts of each layer, shared ones included,
     and an all-gather of logits (VocabParallelEmbedding, RowParallelLinear, ``reduce_results=False`` of shared experts,
@@ -446,14 +446,17 @@ def _engine_collectives(
 # --- Tokens for experts of other ranks -------------------------------------------------------------------------------
 
 _HEADERS: Final[Mapping[str, int]] = {"all-gather": 0, "all-to-all": 0, "low-latency": 16, "by-rank": 0, "by-node": 0}
-"""Form of dispatch -> bytes before the hidden state of a copy (DeepEP low-latency: source of the token, an int4)."""
+"""Bytes before the hidden state in each sent copy of a token, by dispatch method.
+
+DeepEP low-latency: source of the token, an int4.
+"""
 _ON_A_NODE: Final = 8
 _MOST_SETS: Final = 20_000
-"""Sets of groups of experts beyond which they are not enumerated."""
+"""Maximum number of sets of expert groups that are enumerated."""
 
 
 def _mixtures(sizes: RoutedLayers, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
-    """Yield the sizes of the mixtures of experts, from the configuration and the parameters of one device."""
+    """Yield second counts of the sizes of mixtures of experts, from configuration and one device's parameters."""
     stage = one.stages[-1]
     nodes = [n for n in one.nodes if n.stage == stage and n.role.endswith(".experts") and n.cost("params")]
     yield Recount("", "mixtures of experts", "layers", sizes.layers, len(nodes))
@@ -468,7 +471,7 @@ def _mixtures(sizes: RoutedLayers, one: Ledger, symbols: Mapping[str, int]) -> I
 
 
 def _dispatched(found: Parallel, workload: Workload, sizes: RoutedLayers) -> Iterator[Recount]:
-    """Yield the copies, bytes and FLOPs of all forms of dispatch."""
+    """Yield second counts of the copies, bytes and FLOPs of every dispatch method."""
     mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
     wide = sizes.hidden * item
     narrow = sum(min(128, sizes.hidden - i) + 4 for i in range(0, sizes.hidden, 128))
@@ -527,17 +530,17 @@ def _dispatched(found: Parallel, workload: Workload, sizes: RoutedLayers) -> Ite
 
 
 def _held(experts: int, units: int, unit: int) -> range:
-    """Return the experts of one of equal shares."""
+    """Return the experts in one of ``units`` equal shares."""
     return range(unit * experts // units, (unit + 1) * experts // units)
 
 
 def _within(experts: int, units: int, groups: int) -> bool:
-    """Return whether each of equal shares lies within one of other equal shares."""
+    """Return whether each of ``units`` equal shares of the experts lies within one of ``groups`` equal shares."""
     return all(len({e * groups // experts for e in _held(experts, units, u)}) == 1 for u in range(units))
 
 
 def copies_by_sets(sizes: RoutedLayers, mesh: Mesh, form: str, units: int, *, uniform: bool) -> Fraction | None:
-    """Return the copies of a token that leave the first of equal shares of the experts, over all sets of groups.
+    """Return the copies of a token that leave the first share of the experts, enumerating all sets of groups.
 
     Of each set of :attr:`RoutedLayers.best_groups` groups ``top_k`` experts are drawn one after another. ``None`` if
     there are too many sets.

@@ -1,4 +1,4 @@
-"""Evaluate a run's formulas as functions of one of its settings, with all others unchanged."""
+"""Evaluate a run's formulas as functions of one setting, with all other settings unchanged."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from costproof.ledger.errors import Bug, CostproofError, first_problem
 from costproof.ledger.mesh import AXES, RANK
 from costproof.ledger.workload import Invocation
 from costproof.models.target import WithKeys
-from costproof.parametric.concolic import SizeExpr, evaluate_size, variables_of
+from costproof.parametric.concolic import SizeExpr, branch_limit, evaluate_size, to_sympy, variables_of
 from costproof.parametric.evaluator import Evaluator, PointChoices, Regime
-from costproof.parametric.path_conditions import branch_limit, to_sympy
 from costproof.parametric.targets import BlendedTarget
 
 if TYPE_CHECKING:
@@ -34,11 +33,11 @@ _MOST_RANGES: Final = 64
 _PROBES: Final = (*range(1, 9), *(2**i for i in range(4, 31)))
 _MOST_BOUNDARIES: Final = 16
 _MOST_TRIED: Final = 256
-"""Values of a setting from 1 on that are tried to find out which ones the target accepts."""
+"""Number of setting values, from 1 on, that are tried to find which ones the target accepts."""
 
 
 class _RunFamily:
-    """All runs of a target that differ from one run only in settings.
+    """All runs of a target that differ from a given run only in settings.
 
     Args:
         side: the run.
@@ -51,14 +50,14 @@ class _RunFamily:
         self.evaluator = Evaluator(self.model)
 
     def _regime_at(self, changed: Mapping[str, int]) -> tuple[Regime, dict[str, int]]:
-        """Return the regime of the run with changed settings, and the numbers that vary within it."""
+        """Return the regime of the run with changed settings, and the integers that vary within the regime."""
         return self.evaluator.regime(self._choices(changed))
 
     def _choices(self, changed: Mapping[str, int]) -> PointChoices:
         return PointChoices({}, None, {f"{WORKLOAD}{name}": value for name, value in changed.items()})
 
     def _range_end(self, setting: str, changed: Mapping[str, int], step: int = 1) -> tuple[Regime, int | None]:
-        """Return the regime at a value of a setting, and the next value at which a branch may change.
+        """Return the regime at a setting value, and the next value at which a branch may change.
 
         The value is given in units of ``step``, as the next one is, which is looked for among its multiples.
         """
@@ -69,16 +68,16 @@ class _RunFamily:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Value of a setting where a sum exceeds another; see :class:`~costproof.estimate.roofline.BottleneckThreshold`."""
+    """Setting value where a sum exceeds another; see :class:`~costproof.estimate.roofline.BottleneckThreshold`."""
 
     outcome: ThresholdOutcome
     at: int | None = None
     why: str = ""
     before: int | None = None
-    """The last value below the threshold that is accepted, if any."""
+    """The last accepted value below the threshold, if any."""
 
     def places(self, own: int) -> tuple[int, ...]:
-        """Return the values at which to show both sums: around the threshold, the last accepted or the run's own."""
+        """Return the values at which to show both sums: around the threshold, or the last accepted or the run's own."""
         if self.outcome != "from" or self.at is None:
             return (own if self.before is None else self.before,)
         return (self.at,) if self.before is None else (self.before, self.at)
@@ -86,20 +85,20 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class RegimeRange:
-    """A range of values of a setting, in its parts, both ends included."""
+    """A range of setting values with one regime, both ends included, in units of the counted rank's share."""
 
     low: int
     high: int
     regime: Regime | None
-    """``None``: the model refuses these values."""
+    """Regime of these values; ``None`` if the model refuses them."""
 
 
 EQUAL_BATCHES: Final = "limits of the batch are among those of which all ranks have equal parts"
-"""Note on limits of ranks that run experts on each other's tokens."""
+"""Note that limits of the batch are searched only among batches that all ranks share equally."""
 
 
 class SettingCurve(_RunFamily):
-    """The formulas of a run as functions of one setting.
+    """The formulas of a run as functions of one setting, for solving where sums of formulas cross.
 
     Ranks that share a batch, or sequences, see their own parts of it: sums are solved for the sequences of the counted
     rank, at batches of which all ranks have equal parts, and mapped back to the first accepted batch that has as many.
@@ -128,7 +127,7 @@ class SettingCurve(_RunFamily):
         self._ranges: tuple[RegimeRange, ...] | NotSolved | None = None
 
     def regime(self, at: int) -> Regime:
-        """Return the regime that contains a value of the setting.
+        """Return the regime at a value of the setting.
 
         Raises:
             BadInput, Problems: the model refuses the value.
@@ -162,7 +161,7 @@ class SettingCurve(_RunFamily):
             raise NotSolved(f"a size is not a polynomial of {self.setting}") from None
 
     def value(self, at: int, terms: FormulaSum) -> int:
-        """Return a sum at a value of the setting, evaluated at its sizes, independently of solved expressions."""
+        """Return a sum of formulas at a setting value by evaluating every formula, without solved expressions."""
         regime, sizes = self.regime(at), self.sizes(at)
         total = 0
         for (stage, invocation, source), factor, take in self._formulas(regime, terms):
@@ -173,13 +172,13 @@ class SettingCurve(_RunFamily):
         return total
 
     def sizes(self, at: int) -> dict[tuple[str, str], dict[str, int]]:
-        """Return (stage, invocation) -> the values of its symbols, at a value of the setting."""
+        """Return the symbol values of each call at a value of the setting, by (stage, invocation)."""
         work = self.model.workload(None, **{f"{WORKLOAD}{self.setting}": at})
         config = self.model.config.symbols()
         return {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}
 
     def _formulas(self, regime: Regime, terms: FormulaSum) -> list[tuple[tuple[str, str, str], int, Take]]:
-        """Return the distinct formulas of a sum, each with its call, its number of occurrences, and its part."""
+        """Return the distinct formulas of a sum, each with its call, number of occurrences, and steps to take."""
         assert regime.ledger is not None
         found: Counter[tuple[tuple[str, str, str], Take]] = Counter()
         for term in terms:
@@ -198,7 +197,7 @@ class SettingCurve(_RunFamily):
         return [(key, factor, take) for (key, take), factor in found.items()]
 
     def ranges(self) -> tuple[RegimeRange, ...]:
-        """Return consecutive ranges, from 1 on, in each of which the formulas take the same branches.
+        """Return consecutive ranges from 1 on, within each of which the formulas take the same branches.
 
         The boundaries follow from the branches that the target took. Two neighbouring ranges have the same regime if
         the target merely took other branches to it.
@@ -227,7 +226,7 @@ class SettingCurve(_RunFamily):
         raise NotSolved(f"the formulas change at too many values of {self.setting}")
 
     def depends(self, terms: FormulaSum) -> bool:
-        """Return whether a sum changes with the setting, or may change because its expression is not known."""
+        """Return whether a sum of formulas depends on the setting, or may depend since its expression is unknown."""
         try:
             regimes = {id(part.regime): part.regime for part in self.ranges() if part.regime is not None}
             expressions = {self.expression(regime, terms) for regime in regimes.values()}
@@ -236,7 +235,7 @@ class SettingCurve(_RunFamily):
         return len(expressions) > 1 or any(expr.has(self.variable) for expr in expressions)
 
     def first(self, left: FormulaSum, right: FormulaSum, more: int = 0) -> Threshold:
-        """Return the first value at which the left sum exceeds the right one, solved exactly and then checked.
+        """Return the first value at which the left sum exceeds the right one, solved exactly and checked by evaluation.
 
         All values are considered, not only those above the run's own: each range is solved with its own formulas, and
         values that the model refuses are skipped. If the left sum is larger at no accepted value, the formulas of the
@@ -252,7 +251,7 @@ class SettingCurve(_RunFamily):
         )
 
     def first_over(self, over: Callable[[int], bool]) -> Threshold:
-        """Return the first accepted value at which a quantity that does not shrink is too large, by bisection.
+        """Return the first accepted value at which a non-decreasing quantity is too large, by bisection.
 
         Args:
             over: whether it is too large at a value; it is also asked at values that the model refuses.
@@ -265,7 +264,7 @@ class SettingCurve(_RunFamily):
         return self._first(first_in, over)
 
     def _first(self, first_in: Callable[[RegimeRange, int], int | None], above: Callable[[int], bool]) -> Threshold:
-        """Return the first value at which a condition holds, and check it there and at the value before.
+        """Return the first value at which a condition holds, checked at this value and at the one before.
 
         Args:
             first_in: range, start -> the first part from there on at which it holds by the formulas of the range.
@@ -292,7 +291,7 @@ class SettingCurve(_RunFamily):
         return Threshold("refused", values[0], self._refusal_line(values[0]), self.last(values[0]))
 
     def _values(self, part: int) -> range:
-        """Return the values of the setting at which the counted rank has a part of this size."""
+        """Return the setting values at which the counted rank's share has this size."""
         first = (part - 1) * self._parts + self._index + 1
         return range(first, first + self._alike)
 
@@ -300,13 +299,13 @@ class SettingCurve(_RunFamily):
         return at > 0 and self._regime_at({self.setting: at})[0].ledger is not None
 
     def _first_in(self, part: RegimeRange, left: FormulaSum, right: FormulaSum, more: int, start: int) -> int | None:
-        """Return the first value from ``start`` on, in one range, at which the left sum exceeds the right one."""
+        """Return the first value from ``start`` on in one range at which the left sum exceeds the right one."""
         assert part.regime is not None
         less = self.expression(part.regime, right) + more
         return first_above(self.expression(part.regime, left) - less, self.variable, start)
 
     def _checked(self, part: int, before: int | None, above: Callable[[int], bool]) -> Threshold:
-        """Return the threshold of a part of the setting, after a look at the values below and at it.
+        """Return the threshold for a share of the setting, checked at the values of this and the previous share.
 
         Args:
             part: the first part at which the condition holds.
@@ -340,7 +339,7 @@ class SettingCurve(_RunFamily):
 
 
 class WorkloadFamily(_RunFamily):
-    """All runs of a target that differ from one run only in integer settings: batch, length, image size.
+    """All runs of a target that differ only in integer settings: batch, length, image size.
 
     Implements :class:`costproof.claims.truth.Runs`.
     """
@@ -363,14 +362,14 @@ class WorkloadFamily(_RunFamily):
         return self._runs[key]
 
     def source(self, stage: str, call: str, symbol: str) -> sympy.Expr | None:
-        """Return a symbol of a call as an expression of the settings; ``None`` if no setting changes it."""
+        """Return a call's symbol as an expression of the settings; ``None`` if no setting changes the symbol."""
         expr = self._call_sizes.get((stage, call), {}).get(symbol, ("int", 0))
         if not variables_of(expr):
             return None
         return to_sympy(expr, lambda name: sym(name.removeprefix(_variable(""))), floors=True)
 
     def sizes(self, setting: str) -> tuple[int, int]:
-        """Return the smallest value of a setting that the target accepts, and the step to the next."""
+        """Return the smallest accepted value of a setting, and the step to the next accepted value."""
         if setting not in self._sizes:
             taken = [v for v in range(1, _MOST_TRIED + 1) if self.at({setting: v}) is not None]
             known = taken if len(taken) > 1 else [self.own[setting]]
@@ -378,7 +377,7 @@ class WorkloadFamily(_RunFamily):
         return self._sizes[setting]
 
     def ends(self, setting: str) -> tuple[int, ...]:
-        """Return the values of a setting from which on other formulas apply or runs are refused."""
+        """Return the setting values at which other formulas start to apply or the target starts to refuse."""
         if setting not in self._boundaries:
             self._boundaries[setting] = tuple(self._find_boundaries(setting))
         return self._boundaries[setting]
@@ -415,7 +414,7 @@ class WorkloadFamily(_RunFamily):
 
 
 def _bisect(over: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the first value of a range at which a monotone condition holds."""
+    """Return the first value in a range at which a monotone condition holds."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if over(middle) else (middle + 1, high)
@@ -428,6 +427,6 @@ def _variable(setting: str) -> str:
 
 
 def _keep_last_step(values: MutableMapping[Any, Any], context: Any, steps: Any, one: Any) -> None:
-    """Replace the sizes of a series of decode steps by those of its last step."""
+    """Change the symbol values of a series of decode steps to those of its last step."""
     if context in values and steps in values:
         values[context], values[steps] = values[context] + values[steps] - one, one

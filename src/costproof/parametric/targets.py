@@ -1,4 +1,4 @@
-"""Evaluate the closed formulas of a target at one workload: no graph and no run is needed."""
+"""Evaluate the closed formulas of a target at one workload, without any graph or run."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class HasFormulas(GivesFormulas, Protocol):
     """Protocol of targets that have closed formulas."""
 
     def info(self) -> TargetInfo:
-        """Return the target as data, with the values of its configuration symbols."""
+        """Return the description of the target, with the values of its configuration symbols."""
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the calls of the stages in one run, with the values of their symbols."""
+        """Return the calls of all stages in a run, with the values of their symbols."""
 
 
 class Configurable(HasFormulas, Protocol):
-    """A target with closed formulas for any configuration.
+    """Protocol of targets that have closed formulas for any configuration.
 
     :class:`~costproof.parametric.evaluator.Evaluator` needs nothing else of a target."""
 
@@ -74,7 +74,7 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
 
 
 def live_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str, str], int]:
-    """Return (stage, invocation, part) -> live peak by formula; for decode, that of the last step.
+    """Return the live peak of each call by formula, by (stage, invocation, part); for decode, of the last step.
 
     Args:
         model: the target.
@@ -96,15 +96,15 @@ def live_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = Tru
 
 HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes", "buffer_bytes")
 DONE: Final[tuple[Metric, ...]] = ("flops", *KEPT, "kv_cache_bytes")
-"""Metrics, of what devices hold and of what they do in a run, whose sum over ranks is explained by named copies."""
+"""Metrics of memory and work whose excess over one device, summed over ranks, is explained by named duplicates."""
 
 
 _Terms = Counter[tuple[str, str, Metric, str]]
-"""(stage, invocation, metric, formula) -> nodes that have it."""
+"""Nodes with the same formula in one call, by (stage, invocation, metric, formula)."""
 
 
 def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Parallel:
-    """Count every rank of a mesh by the formulas, and name what they have more than one device.
+    """Count every rank of a mesh by the formulas, and name the duplicates by which their sum exceeds one device.
 
     Args:
         counted: analytic ledger of the rank that the workload counts.
@@ -121,7 +121,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
 
 
 def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[Parallel, Iterator[Recount]]:
-    """Return the costs of every rank, and what is counted again of them."""
+    """Return the costs of every rank, and second counts of these costs."""
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
     terms = {_kind_of(workload): _terms(counted)}
     known: dict[object, dict[str, dict[str, int]]] = {}
@@ -152,7 +152,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
 
 
 def _kind_of(run: Workload) -> tuple[int, int, bool]:
-    """Return what decides the formulas of a rank: its batch, its pipeline stage, and whether it keeps new tokens."""
+    """Return the properties of a rank that select its formulas: batch, pipeline stage, whether it caches new tokens."""
     return run.own_batch, run.mesh.coordinates(run.rank).pp, run.keeps_new_tokens
 
 
@@ -172,7 +172,7 @@ def _rank_costs(
     values: Mapping[tuple[str, str], SymbolValues],
     config: SymbolValues,
 ) -> dict[str, dict[str, int]]:
-    """Return stage -> metric -> cost at the values of one rank; what it holds is under the stage ````."""
+    """Return the costs of one rank by stage and metric; memory of the whole rank is under the empty stage name."""
     common = {**config, **shared_values(values.values())}
     found: dict[str, dict[str, int]] = {s: dict.fromkeys(ledger.metrics, 0) for s in ledger.stages}
     found[""] = {m: 0 for m in HELD if m in ledger.metrics}
@@ -188,7 +188,7 @@ _EXCHANGED: Final[tuple[Metric, ...]] = ("messages", "comm_payload_bytes", "comm
 
 
 def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Collectives]:
-    """Yield the collectives of an evaluated ledger, equal ones together."""
+    """Yield the collectives in an evaluated ledger, with equal ones merged."""
     found: dict[tuple[str, str, str, str, str], list[CostNode]] = {}
     for n in ledger.nodes:
         if n.cost("messages"):
@@ -202,7 +202,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
 
 
 def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
-    """Yield each way to dispatch tokens to the experts of other ranks; nothing if all ranks share one batch."""
+    """Yield each method of dispatching tokens to experts of other ranks; empty if all ranks share one batch."""
     mesh, routed = workload.mesh, sharing.routed
     if mesh.batches == 1 or routed is None or PAIRS in workload.inputs or workload.gathered_batches:
         return
@@ -216,7 +216,7 @@ def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterat
 
 
 def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:
-    """Yield what ranks have more than one device: copies along ``tp`` by cause, and copies along ``dp``."""
+    """Yield the work and memory that ranks duplicate: along ``tp`` by cause, and along ``dp``."""
     item = FLOAT_BYTES[workload.dtype]
     for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in one.stages for m in DONE)):
         if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:
@@ -245,7 +245,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
 
 
 def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Answer:
-    """Compare what ranks have with one device and named copies, and with separate code, as a piece of a proof.
+    """Compare the ranks' sums with one device plus duplicates, and with separate code, for a piece of a proof.
 
     Args:
         symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
@@ -282,7 +282,7 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
 
 
 def _as_recounts(found: Parallel) -> Iterator[Recount]:
-    """Yield the problems of the result for all ranks."""
+    """Yield the number of inconsistencies in the result for all ranks as a second count, which must be 0."""
     yield Recount("", "$.parallel", "problems", len(found.problems()), 0)
 
 
@@ -299,10 +299,10 @@ _Sums = dict[tuple[str, Metric], sympy.Expr]
 
 
 def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str, Metric, sympy.Expr, sympy.Expr]]:
-    """Yield (stage, metric, sum over all ranks, one device with the copies) in the symbols of a run.
+    """Yield (stage, metric, sum over ranks, one device plus duplicates), the latter two as expressions in symbols.
 
     B, S and P are the batch, the positions and the context of one rank of equal ones, so that one device has dp fsdp B
-    sequences of cp S positions, behind cp P, or behind P if ranks cache heads of all positions.
+    sequences of cp S positions, after cp P, or after P if ranks cache heads at all positions.
     """
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
     item, kept = FLOAT_BYTES[workload.dtype], {sym("cp_tokens"): sym("P")}
@@ -354,16 +354,16 @@ DATA_COPIES: Final = "copies of data-parallel ranks"
 
 @dataclass(frozen=True, slots=True)
 class BlendedTarget:
-    """Target whose workloads take some settings from one run and the others from another, for a diff."""
+    """Target whose workloads mix the settings of two runs, base and head, for a diff."""
 
     model: WithKeys
     base: Baseline
-    """The run whose settings are the default."""
+    """Run that provides all settings that are not given."""
     head: Baseline
     kernels: bool = False
-    """Whether attention and expert kernels are taken from the workload of HEAD; otherwise from that of BASE."""
+    """Whether attention and expert kernels are those of the head instead of the base."""
     without: frozenset[str] = frozenset()
-    """Roles whose nodes are left out of the formulas."""
+    """Roles whose nodes are removed from the formulas."""
 
     @property
     def config(self) -> Any:
@@ -375,7 +375,7 @@ class BlendedTarget:
         return replace(self, model=self.model.with_keys(changes))
 
     def info(self) -> TargetInfo:
-        """Return the model as data."""
+        """Return the description of the model."""
         return self.model.info()
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:

@@ -1,4 +1,4 @@
-"""Count again, by separate code, the time bounds that a roofline reports.
+"""Count a second time, by separate code, the time bounds that a roofline reports.
 
 Bounds of links have a single source, and no graph gives a bubble, the mean of routed experts, or what overlaps. Here
 bytes that must cross a cut are counted, a pipeline is run step by step, and times are summed over the parts of the
@@ -14,6 +14,8 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, product
 from math import ceil, comb
+from os import PathLike
+from pathlib import Path
 from typing import Any, Final
 
 import sympy
@@ -25,8 +27,10 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.links import CollectiveBound, Devices, LinkBounds, LinkRates, StageLinks
 from costproof.estimate.roofline import BottleneckThreshold, PartBound, Roof, StageBound, UnpackingTime, WorkBound
 from costproof.estimate.routing import TouchedExperts
+from costproof.ledger.attributes import attribute
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import Bug, Recount
+from costproof.ledger.files import read_json
 from costproof.ledger.mesh import PAIRS, RANK, Collectives, Mesh, Schedule
 from costproof.ledger.metrics import (
     ARITHMETIC,
@@ -39,11 +43,12 @@ from costproof.ledger.metrics import (
     TRAFFIC,
     UNFUSED,
     UNPACKED,
+    UNPACKING,
 )
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.native import stored_formulas
-from costproof.models.target import WithFormulas, sharded
+from costproof.models.target import WithFormulas, WithStorage, sharded
 from costproof.parametric.rank_checks import EXCHANGED
 from costproof.parametric.targets import evaluate_formulas
 
@@ -56,16 +61,19 @@ def clock_recounts(
     run: StageBound,
     stages: Sequence[StageBound],
     parts: Sequence[PartBound],
+    arithmetic: Arithmetic,
     *,
     routed: bool = False,
 ) -> Iterator[Recount]:
-    """Yield the times of stages and of the run as sums over parts, and bounds that are in the wrong order.
+    """Yield second counts of the times of stages and run as sums over parts, and checks of the order of bounds.
 
     Args:
+        arithmetic: the dtypes in which operators multiply.
         routed: whether the experts that the counts read are those of a routing, which the floor then has too.
     """
     for stage in stages:
         yield from _work_recounts(counts, stage, parts, routed)
+        yield from _whole_recounts(counts, stage, of, arithmetic)
         flops = [p.at_roof.flops for p in parts if p.stage == stage.id]
         if None not in flops and (every := counts.total("flops", stage.id)) is not None:
             yield Recount(stage.id, "all parts", "flops", sum(n or 0 for n in flops), every)
@@ -81,6 +89,13 @@ def clock_recounts(
             )
             for metric, found, again in sums:
                 yield Recount(stage.id, where, metric, Fraction(found or 0), Fraction(again))
+        kept = [p.at_roof.kept for p in parts if stage.id in ("", p.stage)]
+        for name, of_all in (("modules", stage.modules), ("floor", stage.floor)):
+            if None not in kept and of_all.kept is not None:
+                yield Recount(stage.id, f"{name}, all parts", "kept FLOPs", of_all.kept, sum(n or 0 for n in kept))
+            if of_all.intensity is not None and of_all.bytes:
+                again = Fraction(of_all.intensity) * of_all.bytes
+                yield Recount(stage.id, name, "flops", of_all.flops or 0, again)
         floor = stage.floor
         for name, bound in (("modules", stage.modules), ("unfused", stage.unfused), ("full", stage.full)):
             if bound is not None:
@@ -94,7 +109,7 @@ def clock_recounts(
 
 
 def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound], routed: bool) -> Iterator[Recount]:
-    """Yield the bytes and the FLOPs that a stage has at least, from the counts; nothing if some are not known.
+    """Yield second counts of a stage's minimum bytes and FLOPs; empty if some counts are unknown.
 
     A call reads the experts of one token for certain: of their bytes, as they are held, active / all parameters.
     """
@@ -103,10 +118,19 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     if any(n is None and metric in needed for kinds in held for costs in kinds.values() for metric, n in costs.items()):
         return
     known = [[Counter({m: n or 0 for m, n in costs.items()}) for costs in kinds.values()] for kinds in held]
-    rows, of_parts = [*chain(*known)], [sum(costs, Counter[str]()) for costs in known]
+    rows, of_parts = [*chain(*known)], [Counter[str]() for _ in known]
+    for whole, costs in zip(of_parts, known, strict=True):
+        for one in costs:
+            whole.update(one)  # padding may be stored, so that less than nothing is saved: + would drop that
     moved = (sum(c[metric] for metric in TRAFFIC) - c[SPARED] - c[UNPACKED] for c in of_parts)
     yield Recount(stage.id, "all parts", "bytes", stage.modules.bytes or 0, sum(max(0, size) for size in moved))
     mine = [p.at_roof for p in parts if p.stage == stage.id]
+    if stage.modules.kept is not None and KEPT_FLOPS in counts.metrics:
+        kept = sum(c[KEPT_FLOPS] for c in rows)
+        yield Recount(stage.id, "all operators", "kept FLOPs", stage.modules.kept, kept)
+    if stage.unfused is not None:
+        size = sum(max(0, c[UNFUSED] - c[UNPACKED]) for c in of_parts)
+        yield Recount(stage.id, "all parts, unfused", "bytes", stage.unfused.bytes or 0, size)
     if counts.bounds and KEPT_FLOPS in counts.metrics:
         least = sum(p.flops or 0 if p.least is None else sum(p.least.values()) for p in mine)
         again = sum(c[KEPT_FLOPS] - c[SKIPPABLE] for c in rows)
@@ -125,8 +149,77 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     yield Recount(stage.id, "floor", "bytes", stage.floor.bytes or 0, max(0, floor))
 
 
-def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]) -> Iterator[Recount]:
-    """Yield the peaks of a device that bound products, and the time of the vector work of quantised weights."""
+def _whole_recounts(counts: Folded, stage: StageBound, of: Roof, arithmetic: Arithmetic) -> Iterator[Recount]:
+    """Yield the time of all headline FLOPs, each at the peak of its dtype, and of compulsory bytes; none is spared."""
+    rates, compute, moved = {**of.peaks, of.math: of.flops}, Fraction(0), 0
+    for kinds in counts.rows.get(stage.id, {}).values():
+        for kind, costs in kinds.items():
+            if any(n is None for n in costs.values()):
+                return
+            moved += (costs.get(FLOOR) or 0) - (costs.get(UNPACKED) or 0)
+            others = {dtype: costs.get(f"{dtype}_flops") or 0 for dtype in ARITHMETIC if counts.bounds}
+            rest = (costs.get("flops") or 0) - sum(others.values())
+            if rest < 0:
+                return
+            for dtype, flops in (*others.items(), (arithmetic.run, rest)):
+                if (rate := rates.get(arithmetic.named(dtype, kind))) is not None:
+                    compute += Fraction(flops, rate)
+    if FLOOR in counts.metrics:
+        found = stage.floor if stage.full is None else stage.full
+        again = max(compute, Fraction(max(0, moved), of.bandwidth))
+        yield Recount(stage.id, "all FLOPs and compulsory bytes", "seconds", Fraction(found.seconds or 0), again)
+        more = again != Fraction(stage.floor.seconds or 0)
+        yield Recount(stage.id, "all FLOPs and compulsory bytes", "are another bound", stage.full is not None, more)
+        if stage.full is not None:
+            yield Recount(stage.id, "all FLOPs", "compute_s", Fraction(stage.full.compute_s or 0), compute)
+
+
+def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> Iterator[Recount]:
+    """Yield what reading stored weights saves, and the products in the dtype of a format, module by module.
+
+    A module reads the same part of its weights as they are stored as it would read of plain ones. Look-ups in a table,
+    biases of experts, and modules in several formats are left out.
+    """
+    if not run.mesh.one or not isinstance(model, WithStorage):
+        return
+    config = model.info().symbols
+    calls = {(call.stage, call.id): {**config, **call.symbols} for call in model.invocations(run)}
+    sizes = {**config, **next(iter(calls.values()))}
+    nodes, held = stored_formulas(model, run).nodes, dict[str, tuple[int, int]]()
+    for n in nodes:
+        if "resident_bytes" in n.exprs and n.module not in held:
+            own = {m: evaluate(n.exprs.get(m, "0"), sizes) for m in ("weight_bytes", "resident_bytes", "buffer_bytes")}
+            held[n.module] = own["weight_bytes"], own["resident_bytes"] - own["buffer_bytes"]
+    model_type = str(attribute(attribute(model, "config", None), "model_type", ""))
+    formats = {rule.format.products for rule in model.stored.scheme(model_type).rules}
+    flops: Counter[str] = Counter()
+    for n in nodes:
+        if (values := calls.get((n.stage, n.invocation))) is None:
+            continue
+        whole, stored = held.get(n.module, (0, 0))
+        if "flops" in n.exprs and whole not in (0, stored) and len(formats) == 1:
+            flops[n.stage] += evaluate(n.exprs["flops"], values)
+        if "weight_read_bytes" not in n.exprs or not whole or n.role.endswith("embedding"):
+            continue
+        read, saved = (evaluate(n.exprs.get(m, "0"), values) for m in ("weight_read_bytes", UNPACKED))
+        some = parse(n.exprs["weight_read_bytes"]).replace(lambda e: e.func == sympy.Min, lambda _: sympy.S.Zero)
+        if saved != read and some in (0, parse(n.exprs["weight_read_bytes"])):
+            yield Recount(n.stage, n.module, UNPACKED, saved, Fraction(read * (whole - stored), whole))
+    if len(formats) == 1 and (dtype := max(formats)):
+        for stage, parts in counts.rows.items():
+            rows = [costs.get(f"{dtype}_flops") for kinds in parts.values() for costs in kinds.values()]
+            found = sum(n or 0 for n in rows)
+            yield Recount(stage, "products of quantised weights", f"{dtype}_flops", found, flops[stage])
+
+
+def device_recounts(
+    device: Device, of: Roof, unpacking: Iterable[UnpackingTime], counts: Folded, *, known: bool
+) -> Iterator[Recount]:
+    """Yield second counts of the peaks that bound matrix products, and of the work of unpacking weights.
+
+    Args:
+        known: whether that work is the one of the counts: not of another routing, nor of another dtype of products.
+    """
     peaks: dict[str, int] = {}
     for p in device.peaks:
         if p.sparsity == "dense":
@@ -142,18 +235,22 @@ def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]
         yield Recount("", FUSED, "peak", rounded in (0, 1, 2), True)
     vector = [p.flops for p in device.peaks if p.unit == "vector" and p.sparsity == "dense"]
     for own in unpacking:
+        rows = [costs for kinds in counts.rows.get(own.stage, {}).values() for costs in kinds.values()]
+        work = [costs.get(UNPACKING, 0) for costs in rows]
+        again = sum(n or 0 for n in work) if known and None not in work else 0
+        yield Recount(own.stage, "unpacking, all operators", "flops", own.flops or 0, again)
         if own.seconds is not None:
             yield Recount(own.stage, "unpacking", "flops", own.flops or 0, Fraction(own.seconds) * max(vector))
 
 
 def _above(stage: str, where: str, metric: str, least: int | str | None, most: int | str | None) -> Iterator[Recount]:
-    """Yield how far a number is above another that is at least as large, if both are known."""
+    """Yield a check, if both numbers are known, that ``least`` does not exceed ``most``."""
     if least is not None and most is not None:
         yield Recount(stage, where, metric, max(Fraction(0), Fraction(least) - Fraction(most)), 0)
 
 
 def _clocks(work: WorkBound, of: Roof) -> tuple[Fraction, Fraction] | None:
-    """Return the compute time and the memory time of a part, in seconds; ``None`` if they are not known."""
+    """Return (compute time, memory time) of a part of the model in seconds; ``None`` if unknown."""
     if work.flops is None or work.bytes is None:
         return None
     rates = {**of.peaks, of.math: of.flops}
@@ -164,7 +261,7 @@ def _clocks(work: WorkBound, of: Roof) -> tuple[Fraction, Fraction] | None:
 
 
 def unpacked_recounts(counts: Folded, run: StageBound, dtype: str) -> Iterator[Recount]:
-    """Yield the products in a dtype without a peak, which take no time; most products must not be in it."""
+    """Yield a check that the dtype of most matrix products has a peak, since others take no time in the bound."""
     rows = [costs for parts in counts.rows.values() for kinds in parts.values() for costs in kinds.values()]
     ours, every = (sum(costs.get(metric) or 0 for costs in rows) for metric in (f"{dtype}_flops", "flops"))
     if 2 * ours > every:
@@ -172,7 +269,7 @@ def unpacked_recounts(counts: Folded, run: StageBound, dtype: str) -> Iterator[R
 
 
 def sent_recounts(counts: Folded, found: int | None) -> Iterator[Recount]:
-    """Yield the bytes that a rank sends, added up operator by operator."""
+    """Yield a second count of the bytes that a rank sends, summed operator by operator."""
     rows = (costs for parts in counts.rows.values() for kinds in parts.values() for costs in kinds.values())
     if found is not None:
         yield Recount("", "the counted rank", "comm_bytes", found, sum(costs.get("comm_bytes") or 0 for costs in rows))
@@ -181,7 +278,7 @@ def sent_recounts(counts: Folded, found: int | None) -> Iterator[Recount]:
 def overlap_recounts(
     of: Roof, parts: Sequence[PartBound], sent: Sequence[CollectiveBound], found: Iterable[StageLinks]
 ) -> Iterator[Recount]:
-    """Yield the bounds of a rank with its communication, as sums over its parts and its collectives.
+    """Yield second counts of a rank's time bounds with communication, as sums over model parts and collectives.
 
     Args:
         of: the roofline of the device.
@@ -214,7 +311,7 @@ def rank_recounts(
     found: LinkBounds, model: WithFormulas | None, workload: Workload, run: StageBound, of: Roof,
     arithmetic: Arithmetic, devices: Devices,
 ) -> Iterator[Recount]:  # fmt: skip
-    """Yield the times of each rank, part by part from its own formulas, and whether each has one row.
+    """Yield checks that each rank has one row of times, slowest first, computed part by part from its own formulas.
 
     Args:
         found: the bounds.
@@ -285,16 +382,16 @@ def _times_of_rank(
 _OF_EXPERTS: Final = frozenset(
     ("calls", "params", "weight_bytes", "weight_read_bytes", "unpacked_bytes", "buffer_bytes", *STORAGE, *EXCHANGED)
 )
-"""Metrics of routed experts that are those of their weights and calls, however many rows they get."""
+"""Metrics of routed experts that do not depend on the number of tokens that each expert receives."""
 
 
 def ranks_of_experts(run: Workload) -> int:
-    """Return how many ranks share the rows of routed experts; 1 if the run says the rows of each."""
+    """Return the number of ranks that share the tokens of routed experts; 1 if the run gives the tokens of each."""
     return 1 if PAIRS in run.inputs else len(run.mesh.group("ep", run.rank))
 
 
 def mean_recounts(whole: Folded, mean: Folded, run: Workload) -> Iterator[Recount]:
-    """Yield, for routed experts, that all ranks together have the rows once, and weights and calls as they are."""
+    """Yield checks that the mean counts of all ranks sum to the tokens of routed experts, with weights unchanged."""
     ranks = ranks_of_experts(run)
     for stage, parts in whole.rows.items():
         for part, kinds in parts.items():
@@ -313,9 +410,23 @@ def mean_recounts(whole: Folded, mean: Folded, run: Workload) -> Iterator[Recoun
 
 
 def touched_recounts(
-    ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Iterable[TouchedExperts]
-) -> Iterator[Recount]:
-    """Yield the bytes of the experts that layers touch, of a uniform routing from the sets that leave an expert out."""
+    ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Sequence[TouchedExperts],
+    before: Folded, after: Folded, routing: str | PathLike[str],
+) -> Iterator[Recount]:  # fmt: skip
+    """Yield second counts of the expert bytes that layers read; for uniform routing, by counting sets of experts.
+
+    Args:
+        before, after: the counts without and with the routing.
+        routing: ``uniform``, or the file of a given one: stage -> calls -> layers -> tokens -> experts.
+    """
+    data = None if routing == "uniform" else read_json(Path(routing), what="routing")
+    for stage in dict.fromkeys(one.stage for one in found):
+        mine = [one for one in found if one.stage == stage]
+        read = sum(before.rows[stage][part][""]["weight_read_bytes"] or 0 for part in {one.part for one in mine})
+        more = sum(one.bytes for one in mine) - read
+        for metric in ("weight_read_bytes", UNFUSED, FLOOR):
+            if (was := before.total(metric, stage)) is not None and metric in before.metrics:
+                yield Recount(stage, "experts of the routing", metric, (after.total(metric, stage) or 0) - was, more)
     reads = [
         n for n in ledger.nodes if n.role.split(".")[-1] == "experts" and not n.kind and "weight_read_bytes" in n.exprs
     ]
@@ -323,6 +434,18 @@ def touched_recounts(
     touched = sympy.Symbol("touched")
     for one in found:
         node = [n for n in reads if n.stage == one.stage][one.layer]
+        values, tower = sizes[node.stage, node.invocation], node.role.partition(".")[0]
+        for metric, size in (("experts", one.experts), ("topk", one.top_k)):
+            yield Recount(one.stage, f"experts of layer {one.layer}", metric, size, values[f"{tower}_{metric}"])
+        if data is None:
+            every = one.experts - sympy.sympify(one.touched, rational=True)
+            again = Fraction(one.experts - one.top_k, one.experts) ** one.tokens * one.experts
+        else:
+            calls = data[one.stage]
+            every, again = Fraction(one.touched), Fraction(0)
+            for chosen in (call[one.layer] for call in calls):
+                again += Fraction(len({*chain.from_iterable(chosen)}), len(calls))
+        yield Recount(one.stage, f"experts of layer {one.layer}", "touched", Fraction(str(every)), again)
         key = node.stage, node.invocation, node.exprs["weight_read_bytes"], one.touched
         if key not in known:
             left_out = Fraction(comb(one.experts - 1, one.top_k), comb(one.experts, one.top_k))
@@ -346,7 +469,7 @@ def border_recounts(
     model: WithFormulas, workload: Workload, borders: Iterable[BottleneckThreshold], of: Roof, arithmetic: Arithmetic,
     devices: Devices,
 ) -> Iterator[Recount]:  # fmt: skip
-    """Yield both sides of each border at its value, node by node, where borders are solved from sums of formulas.
+    """Yield second counts of both sides of each bottleneck change, evaluated node by node at its setting value.
 
     Two clocks of which one depends on a setting have a border, found or not.
     """
@@ -388,7 +511,7 @@ _BORDERS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 def _sides(
     model: WithFormulas, run: Workload, of: Roof, arithmetic: Arithmetic, devices: Devices
 ) -> Mapping[tuple[str, str], Fraction | None]:
-    """Return (stage, side of a border) -> what it takes in a run, in the unit of the border; ``None`` if not known."""
+    """Return the value of each side of the bottleneck changes in a run, by (stage, side); ``None`` if unknown."""
     config, ranks, shared = model.info().symbols, sharded(model), ranks_of_experts(run)
     calls = {(call.stage, call.id): {**config, **call.symbols} for call in model.invocations(run)}
     alike = Counter(
@@ -426,7 +549,7 @@ def _sides(
 
 
 def _least_compute(cost: Mapping[str, Fraction], kind: str, of: Roof, arithmetic: Arithmetic) -> Fraction | None:
-    """Return the seconds of products that every implementation has; ``None`` for several dtypes in one operator."""
+    """Return the seconds of products that no implementation skips; ``None`` for an operator with several dtypes."""
     rates = {**of.peaks, of.math: of.flops}
     others = [dtype for dtype in ARITHMETIC if cost[f"{dtype}_flops"]]
     if len(others) > 1 or (others and not cost["flops"] == cost[KEPT_FLOPS] == cost[f"{others[0]}_flops"]):
@@ -438,11 +561,11 @@ def _least_compute(cost: Mapping[str, Fraction], kind: str, of: Roof, arithmetic
 # --- Pipelines -------------------------------------------------------------------------------------------------------
 
 _MOST_STEPS: Final = 20_000
-"""Largest number of steps of a schedule that is run; a longer one is run with fewer microbatches."""
+"""Maximum number of simulated steps of a pipeline schedule; a longer one is run with fewer microbatches."""
 
 
 def schedule_recounts(of: Schedule, mesh: Mesh, rank: int, said: int) -> Iterator[Recount]:
-    """Yield the idle share and the sends of all stages, from a run of the schedule in which each part takes a step.
+    """Yield second counts of the idle share and sends of all pipeline stages, by simulating the schedule.
 
     After p microbatches every stage is busy at each step until the last ones, so that p more add p v steps to a forward
     and no waiting: a long schedule is run with p to 2 p - 1 and with p more microbatches, and waits as long in both.
@@ -466,7 +589,7 @@ def schedule_recounts(of: Schedule, mesh: Mesh, rank: int, said: int) -> Iterato
 
 
 def run_schedule(order: str, stages: int, microbatches: int, parts: int) -> tuple[int, list[int]]:
-    """Run a forward and a backward pass and return its steps, and how often each stage sends in the forwards.
+    """Simulate a forward and a backward pass; return the number of steps, and the forward sends of each stage.
 
     A stage takes its work in the order of GPipe (Huang et al. 2019, figure 2c), of Megatron-LM's
     ``forward_backward_pipelining_without_interleaving``, or of ``..._with_interleaving``. The forward of part i of a
@@ -510,7 +633,7 @@ def run_schedule(order: str, stages: int, microbatches: int, parts: int) -> tupl
 def link_recounts(
     found: LinkBounds, collectives: Iterable[Collectives], devices: Devices, workload: Workload
 ) -> Iterator[Recount]:
-    """Yield the least time of the collectives of a kind in a stage, by the bytes that must enter a rank, and a node.
+    """Yield second counts of the least time of collectives, by the bytes that must enter a rank and a node.
 
     Of a given routing, parts are unequal: there the bytes that leave the counted rank decide.
     """
@@ -549,7 +672,7 @@ def link_recounts(
 
 
 def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction:
-    """Return the least seconds of a collective for each byte of its payload.
+    """Return the least seconds of a collective per byte of payload.
 
     A rank has its link and, in a group over several nodes, its part of the network; a node has the network of its ranks
     of the group. Of uneven parts the largest node is taken. What must enter needs as long as it needs at that rate.
@@ -584,7 +707,7 @@ def rate_recounts(
 
 
 def _nodes(group: Sequence[int], devices: Devices) -> Collection[list[int]]:
-    """Return the ranks of a group that are in one node, for each node."""
+    """Return the ranks of a group in each node."""
     size = devices.node
     if size is None and devices.device.node is not None:
         size = devices.device.node.value
@@ -595,7 +718,7 @@ def _nodes(group: Sequence[int], devices: Devices) -> Collection[list[int]]:
 
 
 def seconds_to_leave(sent: int, group: Sequence[int], rank: int, devices: Devices) -> Fraction:
-    """Return the least seconds in which bytes leave a rank through all that connects it to others of a group."""
+    """Return the least seconds in which bytes leave a rank over all links to other ranks of a group."""
     link, network, rate = devices.device.interconnect, devices.device.network, 0
     nodes = _nodes(group, devices)
     if any(rank in node and len(node) > 1 for node in nodes):
@@ -608,7 +731,7 @@ def seconds_to_leave(sent: int, group: Sequence[int], rank: int, devices: Device
 
 
 def _entering(kind: str, group: Sequence[int], inside: Sequence[int]) -> Fraction:
-    """Return the part of the payload that must enter some ranks of a group, or leave them."""
+    """Return the fraction of a collective's payload that must enter, or leave, some ranks of a group."""
     outside, n = [r for r in group if r not in inside], len(group)
     if kind in ("all_reduce", "send"):  # one sum of all that the others have, or the tensor
         return Fraction(1 if outside else 0)

@@ -1,1 +1,1 @@
-"""Replacements in torch, transformers and TorchLens that last only while a model is exported or traced."""
+"""Temporary replacements in torch, transformers and TorchLens, in force while a model is exported or traced."""

@@ -1,6 +1,6 @@
-"""Exchange tokens between ranks inside of a call: attention to a shared sequence, and experts of other ranks.
+"""Exchange tensors between ranks during a forward: attention to a shared sequence, and experts on other ranks.
 
-Transformers and torch lack these forms, or read values in them; here tensors have no values.
+transformers and torch lack these implementations, or theirs read tensor values, which are absent here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 IN_RING: Final[ContextVar[bool]] = ContextVar("in_ring", default=False)
-"""Whether torch's ring of ranks that share a sequence runs, whose steps are all-to-alls with a single receiver."""
+"""Whether torch's ring attention is running; its all-to-alls have a single receiver each."""
 
 
 def mesh_axes(**sizes: int) -> tuple[DeviceMesh, ...]:
-    """Return the groups of this rank along the axes of a mesh that has them with these sizes.
+    """Return the process groups of this rank along each axis of a device mesh with these axis sizes.
 
     Torch caches meshes by shape and names, and groups are named by the order in which they are made. So the names of
     axes tell the rank and all sizes: an equal mesh has the same groups.
@@ -35,7 +35,7 @@ def mesh_axes(**sizes: int) -> tuple[DeviceMesh, ...]:
 
 
 def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return torch's meshes of the ranks with this rank's batch, and of all that share its experts."""
+    """Return the meshes of the ranks that share this rank's batch, and of all ranks that share its experts."""
     if batches == 1:
         (mesh,) = mesh_axes(tp=ranks)
         return mesh, mesh
@@ -45,22 +45,22 @@ def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
 
 
 class SharedSequence:
-    """Attention of ranks that share a sequence: torch's ring of context parallelism, or Ulysses', and decode steps.
+    """Context-parallel attention: torch's ring or DeepSpeed's Ulysses for prompts, and vLLM's merge for decode steps.
 
-    Torch has no Ulysses and no decode steps. There DeepSpeed's exchange of heads, and the merge of vLLM's decode
-    context parallelism (``cp_lse_ag_out_ar``) are written here. The last rank keeps the new tokens of steps. Under
-    Ulysses the cache of a model without latents holds heads of all positions, by whose attention the model then runs.
+    Torch has no Ulysses and no decode steps, so DeepSpeed's exchange of heads and the merge of vLLM's decode context
+    parallelism (``cp_lse_ag_out_ar``) are implemented here. The last rank caches the new tokens of steps. Under
+    Ulysses a model without latents caches some heads at all positions, and attends with its own kernel.
     """
 
     def __init__(
         self, model: nn.Module, layout: str, ranks: int, rank: int, kernel: Any = None, attention: str = "sdpa"
     ) -> None:
-        """Let a model attend so within :meth:`attending`.
+        """Make a model use this attention within :meth:`attending`.
 
         Args:
             layout: ``ring``, ``zigzag`` or ``ulysses``.
-            kernel: operator with the arguments of cuDNN's in torch, the default.
-            attention: ``sdpa`` or ``eager``, of ranks that cache heads.
+            kernel: attention operator with the signature of torch's cuDNN operator, which is the default.
+            attention: ``sdpa`` or ``eager``, for ranks that cache some heads at all positions.
         """
         import torch
 
@@ -78,7 +78,7 @@ class SharedSequence:
 
     @contextmanager
     def attending(self) -> Iterator[None]:
-        """Register the attention, and set torch's options of context parallelism, while the block runs."""
+        """Register this attention, and set torch's options of context parallelism, while the block runs."""
         from torch.distributed.tensor.experimental._context_parallel import _attention as ring
         from transformers import cache_utils
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -102,7 +102,7 @@ class SharedSequence:
             options.enable_load_balance, options.rotate_method = before
 
     def _note_cache(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Note whether a cache is given; on all ranks but the last it does not grow then."""
+        """Record whether the call has a cache (a decode step); only the last rank's cache grows then."""
         cache: Any = kwargs.get("past_key_values")
         self._stepping = cache is not None
         if self._stepping and self.rank < self.ranks - 1 and not self._heads_apart:
@@ -110,7 +110,7 @@ class SharedSequence:
                 layer.update = lambda *new, held=layer, **more: (held.keys, held.values)
 
     def __call__(self, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> tuple[Any, None]:
-        """Return the attention [B, n, H, D_v] of own queries."""
+        """Return the attention [B, n, H, D_v] of this rank's queries."""
         from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
         scale = more["scaling"]
@@ -136,7 +136,7 @@ class SharedSequence:
         return found[0], found[1]
 
     def _merged(self, result: Any, sums: Any) -> Any:
-        """Add the results of all ranks by their shares e^sums / (sum of e^sums)."""
+        """Merge the ranks' partial attention results, weighted by their shares of the softmax denominator."""
         from torch.distributed import _functional_collectives
 
         collectives: Any = _functional_collectives
@@ -148,11 +148,11 @@ class SharedSequence:
         return collectives.wait_tensor(collectives.all_reduce(own, "sum", self.group))
 
     def _own_heads(self, tensor: Any) -> Any:
-        """Return the heads of this rank; in a prompt, gather their positions from all ranks."""
+        """Return this rank's heads of a tensor; in a prompt, gather their positions from all ranks."""
         return tensor.chunk(self.ranks, 1)[self.rank] if self._stepping else self._swapped(tensor, 1, 2)
 
     def _attended(self, module: Any, query: Any, key: Any, value: Any, mask: Any, more: Mapping[str, Any]) -> Any:
-        """Return the attention [B, n, H, D_v] of all heads, whose parts the model's own attention computes."""
+        """Run the model's own attention on this rank's heads, and return the attention [B, n, H, D_v] of all heads."""
         import torch
         from torch.distributed import _functional_collectives
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -171,7 +171,7 @@ class SharedSequence:
         return self._swapped(self.kernel(*heads, None, True, 0.0, True, False, scale=scale)[0], 2, 1)
 
     def _swapped(self, tensor: Any, cut: int, join: int) -> Any:
-        """Send each rank its chunk along one dimension, and join those that come along another."""
+        """Send each rank a chunk of a tensor along dimension ``cut``, and join the received chunks along ``join``."""
         import torch
         from torch.distributed import _functional_collectives
 
@@ -182,7 +182,7 @@ class SharedSequence:
 
 
 class _HeadsOf:
-    """Proxy of an attention module for a rank with a part of the heads: its ``sinks`` are those of these heads."""
+    """Proxy of an attention module for a rank with some of its heads: ``sinks`` has only these heads."""
 
     def __init__(self, module: Any, ranks: int, rank: int) -> None:
         self._module, self._place = module, (ranks, rank)
@@ -193,7 +193,7 @@ class _HeadsOf:
 
 
 class GatheringExperts:
-    """Expert parallelism by gathering: a rank runs its experts on the tokens of all ranks that share them.
+    """Expert parallelism by gathering: each rank runs its experts on the tokens of all ranks that share the experts.
 
     It runs whatever the routing is. It has the form of transformers' ``EPImplementation``, none of whose forms
     gives ranks batches of their own with sizes that do not depend on values. Ranks with the same place along ``tp``
@@ -244,10 +244,10 @@ class GatheringExperts:
 
 
 class ExchangingExperts:
-    """Expert parallelism by all-to-all: each pair of a token and an expert goes to the expert's rank and back.
+    """Expert parallelism by all-to-all: each pair of a token and an expert is sent to the expert's rank and back.
 
-    As transformers' ``AllToAllEP``, which reads the numbers of pairs from the router's choices; here these have no
-    values, and the numbers are given.
+    Like transformers' ``AllToAllEP``, which reads the numbers of pairs from the router's choices. Here the choices have
+    no values, and the numbers are arguments.
     """
 
     def __init__(self, splits: tuple[Sequence[int], Sequence[int]], experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
@@ -280,7 +280,7 @@ class ExchangingExperts:
 
 @contextmanager
 def registered(form: Callable[..., Any]) -> Iterator[str]:
-    """Let transformers know an implementation of expert parallelism by a name while the block runs."""
+    """Register an implementation of expert parallelism with transformers while the block runs, and yield its name."""
     from transformers.distributed.expert_parallel import EPImplementationInterface
 
     name = "costproof"

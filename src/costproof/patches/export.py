@@ -1,4 +1,4 @@
-"""Patch ``torch.export``: skip work that is not needed, follow concrete values, and keep failures quiet."""
+"""Patch ``torch.export`` to skip unneeded work, to follow concrete values, and to print nothing on failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MAX_UNCACHED_LAYERS: Final = 3
-"""Up to this many equal layers, caching the shapes of each operator takes longer than computing them again."""
+"""Number of equal layers up to which caching the output shapes of operators takes longer than computing them again."""
 
 NO_STACK_TRACES: Final = SettingPatch(
     "torch.fx.config:do_not_emit_stack_traces",
@@ -68,7 +68,7 @@ def longest_module_list(module: nn.Module) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KernelPatch(Patch):
-    """Meta kernel, in Python, of an operator; a kernel that torch registers itself takes precedence."""
+    """Python function as an operator's meta kernel; a kernel that torch registers itself takes precedence."""
 
     def install(self, undo: ExitStack, *context: Any) -> None:
         """Register the kernel; ``undo`` removes it."""
@@ -87,7 +87,7 @@ class KernelPatch(Patch):
 def _attention_shape(
     query: Any, key: Any, value: Any, mask: Any = None, *_: Any, enable_gqa: bool = False, **__: Any
 ) -> Any:
-    """Return the result of attention on meta: […, S, d], […, K, d], […, K, v] -> […, S, v], contiguous.
+    """Return an empty attention result on meta: [.., S, v] for [.., S, d], [.., K, d] and [.., K, v], contiguous.
 
     The same conditions are checked as by the products, so that the exporter learns which of its symbols are equal.
     """
@@ -102,7 +102,7 @@ def _attention_shape(
 
 
 def _linear_shape(rows: Any, weight: Any, bias: Any = None) -> Any:
-    """Return the result of a linear layer on meta: […, k], [m, k] -> […, m]."""
+    """Return an empty result of a linear layer on meta: [.., m] for [.., k] and weight [m, k]."""
     import torch
 
     ask: Any = torch
@@ -111,7 +111,7 @@ def _linear_shape(rows: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _layer_norm_shape(rows: Any, sizes: Any, weight: Any = None, bias: Any = None, *_: Any, **__: Any) -> Any:
-    """[…, *sizes] -> the same, contiguous like the result of the kernel."""
+    """Return an empty layer norm result on meta: contiguous, with the shape of the input."""
     import torch
 
     ask: Any = torch
@@ -124,13 +124,13 @@ def _layer_norm_shape(rows: Any, sizes: Any, weight: Any = None, bias: Any = Non
 
 
 _ELEMENTWISE: Final = ("abs", "clone", "cos", "exp", "gelu", "neg", "relu", "rsqrt", "sigmoid", "silu", "sin", "tanh")
-"""Operators of one tensor whose result has the shape and, for floating point numbers, the dtype of that tensor."""
+"""Unary operators whose result has the shape and, for floating-point numbers, the dtype of the argument."""
 _BINARY: Final = ("add", "div", "mul", "sub")
-"""Operators of two tensors, or of one and a number, whose result has the broadcast shape."""
+"""Operators of two tensors, or of a tensor and a number, whose result has the broadcast shape."""
 
 
 def _contiguous(tensor: Any) -> bool:
-    """Return whether strides are those of a contiguous tensor, term by term; asking adds no guard on a symbol."""
+    """Return whether a tensor is contiguous, by comparing symbolic expressions, which adds no guard."""
     expected: Any = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if _term(stride) != expected:
@@ -144,7 +144,7 @@ def _term(size: Any) -> Any:
 
 
 def _memory_order(tensor: Any) -> list[int] | None:
-    """Return the dimensions from the outermost in memory to the innermost; ``None`` where torch has to decide.
+    """Return the dimensions from the outermost in memory to the innermost; ``None`` to leave the decision to torch.
 
     Each stride is a positive multiple of the extent of the next one, whatever the values of symbols.
     """
@@ -168,7 +168,7 @@ def _memory_order(tensor: Any) -> list[int] | None:
 
 
 def _broadcast(shapes: list[Any]) -> list[Any] | None:
-    """Return the broadcast shape if sizes are equal term by term; ``None`` where torch has to decide."""
+    """Return the broadcast shape of shapes with equal sizes or 1; ``None`` to leave the decision to torch."""
     result = []
     for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         different = {_term(size): size for size in sizes if _term(size) != 1}
@@ -187,7 +187,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _Results:
-    """Shapes, dtypes and memory orders of results, by operator; each returns ``None`` where torch has to decide."""
+    """Methods for shape, dtype and memory order of a result, by operator; ``None`` leaves the decision to torch."""
 
     def __init__(self) -> None:
         import torch
@@ -279,7 +279,7 @@ def _results_by_shape(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_meta(shape: Any, dtype: torch.dtype, order: list[int]) -> torch.Tensor:
-    """Return an empty dense tensor whose dimensions have this order in memory, from outermost to innermost."""
+    """Return an empty dense meta tensor with its dimensions in this memory order, outermost first."""
     import torch
 
     if order == sorted(order):
@@ -317,7 +317,7 @@ SHAPES_OF_RESULTS: Final = (
         missing="skip",
     ),
 )
-"""Together these decompositions are most of the time of the export of a decoder."""
+"""Patches that compute result shapes without torch's decompositions, which take most of the time of an export."""
 
 
 def _discard(original: Any) -> Callable[..., None]:
@@ -342,7 +342,7 @@ QUIET_EXPORT: Final = (
 
 @cache
 def value_dependent_tags() -> tuple[torch.Tag, ...]:
-    """Return the torch tags of operators whose result, or its size, depends on values."""
+    """Return the torch tags of operators whose result values, or result sizes, depend on input values."""
     import torch
 
     return (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -422,7 +422,7 @@ CONCRETE_VALUES: Final = (
 
 @contextmanager
 def concrete_export() -> Iterator[None]:
-    """Export with concrete values next to shapes while the block runs, so that data-dependent branches are followed."""
+    """Make exports follow concrete tensor values while the block runs, so that data-dependent branches are decided."""
     import torch._functorch.config
 
     with torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True), patched(*CONCRETE_VALUES):
@@ -430,7 +430,7 @@ def concrete_export() -> Iterator[None]:
 
 
 def _real_tensor(tensor: Any) -> Any:
-    """Return the concrete values of a fake tensor, or ``None`` without any; return other tensors unchanged."""
+    """Return the concrete values of a fake tensor, ``None`` without values; return other tensors unchanged."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return tensor.real_tensor if isinstance(tensor, FakeTensor) else tensor
@@ -443,7 +443,7 @@ def _real_value(value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """Return the number in a zero-dimensional tensor; return anything else unchanged."""
+    """Convert a zero-dimensional tensor with values to a number; return anything else unchanged."""
     import torch
 
     known = _real_tensor(value) if isinstance(value, torch.Tensor) and value.dim() == 0 else None
@@ -451,7 +451,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _fake_of(mode: Any, value: Any) -> Any:
-    """Return a fake tensor whose concrete values are this tensor; return other results unchanged."""
+    """Return a fake tensor that carries this tensor as its concrete values; return anything but a tensor unchanged."""
     import torch
 
     if not isinstance(value, torch.Tensor):

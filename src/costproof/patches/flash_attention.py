@@ -1,4 +1,4 @@
-"""Use the FlashAttention package on the meta device, also without its compiled kernels or CUDA.
+"""Use the FlashAttention package on the meta device, even without CUDA or its compiled kernels.
 
 The package registers its operators with torch, each with a kernel for meta tensors. Importing it needs the compiled
 module ``flash_attn_2_cuda``, and transformers offers it only where there is CUDA; neither matters on meta.
@@ -24,35 +24,35 @@ from costproof.ledger.workload import Dtype
 from costproof.patches.patch import Patch, patched
 
 FLASH: Final = "flash_attention_2"
-"""The name of this implementation in transformers."""
+"""Name of FlashAttention 2 as an attention implementation of transformers."""
 
 DISTRIBUTION: Final = "flash-attn"
 PACKAGE: Final = "flash_attn"
 COMPILED: Final = "flash_attn_2_cuda"
 GREATEST_HEAD: Final = 256
-"""Greatest head dimension that the kernels support."""
+"""Largest head dimension that the kernels support."""
 
 WHOLE_HEADS: Final = 8
-"""Number to a multiple of which the package pads the width of heads."""
+"""The package pads the head dimension to a multiple of this number."""
 
 OLDEST: Final = (2, 8)
-"""The oldest supported release. Since 2.7 operators are registered with torch; the rules know the schemas of 2.8."""
+"""Oldest supported release: since 2.7 operators are registered with torch; the rules know the schemas of 2.8."""
 
 WITHOUT_CUDA: Final = (
     "pip install einops packaging setuptools wheel && "
     "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE "
     "pip install --no-build-isolation --no-cache-dir --no-deps flash-attn"
 )
-"""Install the package without its kernels, in seconds, and without pip's cache, which would reuse this build."""
+"""Command that installs the package without kernels in seconds; pip's cache is off, as it would reuse this build."""
 
 _LOADED: Final = (
     "_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn",
     "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn",
 )  # fmt: skip
-"""Variables in which transformers remembers the implementation that it loaded."""
+"""Global variables in which transformers remembers the attention implementation that it loaded."""
 
 _kept: dict[str, ModuleType] = {}
-"""The package as imported next to a stand-in. Importing it twice would register its operators twice."""
+"""Modules of the package imported beside a stand-in; a second import would register the operators again."""
 
 
 def compiled() -> bool:
@@ -67,7 +67,7 @@ def compiled() -> bool:
 
 
 def require_kernels() -> None:
-    """Check that the package can compute values.
+    """Check that the FlashAttention package can compute values, not only shapes.
 
     Raises:
         Incomplete: its kernels are not compiled.
@@ -84,7 +84,7 @@ def require_kernels() -> None:
 
 
 def notes(beside: str = "") -> tuple[str, ...]:
-    """Return notes on the FlashAttention package that ran, and on what was replaced so that it could.
+    """Return notes on the FlashAttention package that ran, and on the code that was replaced to run it.
 
     Args:
         beside: the attention implementation of the parts outside the decoder.
@@ -99,7 +99,7 @@ def notes(beside: str = "") -> tuple[str, ...]:
 
 
 def problems(dtype: Dtype, head_dim: int) -> list[CostproofError]:
-    """Return the errors for which FlashAttention's kernels cannot run a decoder."""
+    """Return errors for a dtype or head dimension that FlashAttention's kernels do not support."""
     no_kernels, where = "FlashAttention has no kernels for", f"--attention {FLASH}"
     found: list[CostproofError] = []
     if dtype == "float32":
@@ -176,7 +176,7 @@ PATCHES: Final = (
 
 @contextmanager
 def _available() -> Iterator[None]:
-    """Let transformers' check for CUDA succeed while the block runs."""
+    """Make transformers' check for CUDA succeed while the block runs."""
     from unittest import mock
 
     import transformers.modeling_flash_attention_utils as loading
@@ -188,7 +188,7 @@ def _available() -> Iterator[None]:
 
 @contextmanager
 def importable(device: str) -> Iterator[None]:
-    """Let a module that runs on meta import the FlashAttention package without its kernels while the block runs.
+    """Make the FlashAttention package importable without kernels while the block runs, for modules on meta.
 
     Args:
         device: type of the device of the module's parameters.
@@ -203,7 +203,7 @@ def _lacks_kernels() -> bool:
 
 
 class _StandIn(ModuleType):
-    """Empty placeholder of FlashAttention's compiled module."""
+    """Empty module in place of FlashAttention's compiled one."""
 
     def __init__(self) -> None:
         super().__init__(COMPILED, "An empty stand-in: shapes need no kernels.")
@@ -212,26 +212,27 @@ class _StandIn(ModuleType):
 
 @contextmanager
 def _stand_in() -> Iterator[None]:
-    """Import the package next to an empty compiled module while the block runs."""
+    """Make the package importable with an empty module in place of its compiled one while the block runs."""
     before = _package()
     sys.modules.update(_kept)
     sys.modules[COMPILED] = _StandIn()
     try:
         yield
     finally:
-        _kept.update({name: module for name, module in _package().items() if name not in before})
-        for name in _package().keys() - before.keys():
+        added = {name: module for name, module in _package().items() if name not in before}
+        _kept.update(added)
+        for name in added:
             del sys.modules[name]
         sys.modules.update(before)
 
 
 def _package() -> dict[str, ModuleType]:
-    names = [n for n in sys.modules if n in (PACKAGE, COMPILED) or n.startswith(PACKAGE + ".")]
-    return {n: sys.modules[n] for n in names}
+    alike = [name for name in sys.modules if name.startswith(PACKAGE)]  # few of thousands
+    return {n: sys.modules[n] for n in alike if n in (PACKAGE, COMPILED) or n.startswith(PACKAGE + ".")}
 
 
 def missing() -> str:
-    """Return why the installed FlashAttention package cannot be used, or an empty text. Imports nothing."""
+    """Return why the installed FlashAttention package cannot be used, or an empty text; imports nothing."""
     version = installed(DISTRIBUTION)
     if version is None:
         return "flash-attn is not installed"

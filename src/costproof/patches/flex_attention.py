@@ -1,4 +1,4 @@
-"""Run ``flex_attention`` as one operator while a model is traced, and count the pairs that its mask function leaves.
+"""Run ``flex_attention`` as one operator while a model is traced, and count the pairs that its mask function keeps.
 
 torch compiles ``flex_attention``, or runs it as two products over mapped indices, and refuses meta. Here every call
 becomes a call of the operator ``costproof::flex_attention``, which does the same work. Its integer arguments state what
@@ -39,9 +39,9 @@ _AT_ONCE: Final = 2**22
 
 Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], Any]
 _runs: Final[dict[int, Run]] = {}
-"""Number of a call in the open context -> what the operator computes."""
+"""Function that computes the result of a ``flex_attention`` call, by number of the call in the open context."""
 _masks: Final[dict[int, Callable[..., Any]]] = {}
-"""The same -> its mask function, for a count of its own in a run."""
+"""Mask function of a ``flex_attention`` call, by number of the call, for a separate count of its pairs."""
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def mask_of_call(number: int) -> Callable[..., Any] | None:
 
 @cache
 def _operator() -> Any:
-    """Register the operator with torch, once, and return it."""
+    """Register the operator ``costproof::flex_attention`` with torch, once, and return it."""
     import torch
 
     space, _, name = FLEX.partition(".")
@@ -92,7 +92,7 @@ _libraries: Final[list[Any]] = []
 
 
 def _shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
-    """[B, H, S, D], [.., S_k, D_v] -> result [B, H, S, D_v], and two statistics [B, H, S] of its rows."""
+    """Return empty tensors on meta: the attention result [B, H, S, D_v], and two statistics [B, H, S] of its rows."""
     import torch
 
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))
@@ -142,11 +142,11 @@ def _ungraded(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def kept_pairs(mask: Callable[..., Any], sizes: tuple[int, ...], masks: tuple[int, ...]) -> int:
-    """Return the number of query-key pairs that a mask function leaves, or :data:`UNKNOWN_COUNT`.
+    """Return the number of query-key pairs that a mask function keeps, or :data:`UNKNOWN_COUNT`.
 
     Args:
         sizes: batch, query heads, queries, keys.
-        masks: of how many batch elements and heads the block mask has a mask of their own.
+        masks: numbers of batch elements and heads with separate masks in the block mask.
     """
     batch, heads, queries, keys = sizes
     if len(masks) != 2 or batch % masks[0] or heads % masks[1] or prod((*masks, queries, keys)) > MOST_PAIRS:
@@ -164,7 +164,7 @@ def kept_pairs(mask: Callable[..., Any], sizes: tuple[int, ...], masks: tuple[in
 
 
 def _miss_values() -> None:
-    """Note that a mask function reads tensors without values, and fail if they are wanted."""
+    """Record that a mask function reads tensors without values; raise an error inside :func:`values_wanted`."""
     for one in _wanted:
         one.missed = True
     if _wanted:
@@ -172,12 +172,12 @@ def _miss_values() -> None:
 
 
 _made_up: Final[list[None]] = []
-"""Not empty while values of tensors are made up, of which a mask function makes no mask."""
+"""Not empty while tensors have made-up values, with which mask functions must not be called."""
 
 
 @contextmanager
 def made_up_values() -> Iterator[None]:
-    """Disable the counting of pairs by mask functions while the block runs; they would read made-up values."""
+    """Disable the counting of pairs by mask functions while the block runs, since tensors have made-up values there."""
     _made_up.append(None)
     try:
         yield
@@ -187,7 +187,7 @@ def made_up_values() -> Iterator[None]:
 
 @dataclass(slots=True)
 class WantedValues:
-    """Whether a mask function lacked values of tensors."""
+    """Record of whether a mask function read tensors without values."""
 
     missed: bool = False
 
@@ -197,7 +197,7 @@ _wanted: Final[list[WantedValues]] = []
 
 @contextmanager
 def values_wanted(wanted: bool = True) -> Iterator[WantedValues]:
-    """Let a call fail while the block runs if its mask function reads tensors without values.
+    """Make calls fail while the block runs if their mask function reads tensors without values.
 
     Args:
         wanted: whether values are known elsewhere, so that the run can be repeated with them.
@@ -239,7 +239,7 @@ def score_flops(score: Callable[..., Any]) -> int:
 
 
 def _score_calls(score: Callable[..., Any]) -> list[OpCall]:
-    """Return the operators that a score function runs for one score."""
+    """Return the operator calls that a score function makes for one score."""
     import torch
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -272,11 +272,11 @@ def _value(tensor: torch.Tensor) -> Value:
 
 
 class _NoValues(Exception):
-    """Raised for a tensor without values."""
+    """Raised if the values of a tensor without values are needed."""
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with its values on the CPU."""
+    """Return a tensor's concrete values on the CPU."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     found: Any = tensor.real_tensor if isinstance(tensor, FakeTensor) else tensor
@@ -293,7 +293,7 @@ def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _replaced(value: Any, change: Callable[[torch.Tensor], torch.Tensor], seen: tuple[int, ...] = ()) -> Any:
-    """Return a function, or an object in it, with other tensors in place of those that it refers to."""
+    """Copy a function or callable object with ``change`` applied to each tensor that it refers to."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -326,7 +326,7 @@ def _replaced(value: Any, change: Callable[[torch.Tensor], torch.Tensor], seen: 
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Let no tracer and no export record what runs in the block."""
+    """Suspend all tracers and exports while the block runs."""
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     with ExitStack() as around:

@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 NO_PADDING: Final = "a padding mask holds no numbers here; it is taken to hide nothing"
 
 _ROPE_TYPE: Final = "rope_type"
-"""Attribute of the rotary embedding modules of transformers."""
+"""Attribute with the kind of rotary embedding in the modules of transformers."""
 _TEST: Final = "tracers/test_as_it_runs.py"
 
 Assumptions = dict[str, None]
-"""Sentences on the assumptions of a run, in order."""
+"""Sentences on the assumptions of a run, as the keys of a dict, in order."""
 
 _open: list[Assumptions] = []
-"""The assumptions of the open context: only the outermost one patches transformers."""
+"""Assumptions of the open inference context, if any; only the outermost context patches transformers."""
 
 
 def forget() -> None:
-    """Discard the open inference context, which an interrupt or a fork has ended."""
+    """Discard an inference context that an interrupt or a fork has left open."""
     _open.clear()
 
 
 @contextmanager
 def inference_context(model: nn.Module) -> Iterator[Assumptions]:
-    """Run a model as in plain inference for the time of the block and restore everything at the end.
+    """Make a model run as in plain inference while the block runs, and restore everything afterwards.
 
     Modules are in eval mode, without gradients and outside ``inference_mode``. Compiled modules run as they were
     written, a cast of a module inside a forward is undone, and memoized functions begin without results. The attention
@@ -53,7 +53,7 @@ def inference_context(model: nn.Module) -> Iterator[Assumptions]:
     same work, but hides the modules that do it.
 
     Yields:
-        What was taken for granted so far, one sentence each.
+        The assumptions of the run so far, one sentence each.
     """
     import torch
 
@@ -120,7 +120,7 @@ def _cast_and_restore(original: Any, parts: set[int], undo: ExitStack) -> Callab
 
 
 def _restore_cast(tensors: dict[str, Any], key: str, cast: Any, before: Any) -> None:
-    """Restore attributes that a cast replaced, unless an export has already restored them."""
+    """Restore parameters and buffers that a cast replaced, unless an export has already restored them."""
     if tensors.get(key) is cast:
         tensors[key] = before
 
@@ -134,7 +134,7 @@ CAST_INSIDE_FORWARD: Final = Patch(
 
 
 def _set_training(modules: list[nn.Module], flag: bool) -> None:
-    """Set ``training`` directly, since ``train()`` also sets children and may make a model merge its weights."""
+    """Set ``training`` of each module directly: ``train()`` also sets children and may make a model merge weights."""
     for module in modules:
         module.training = flag
 
@@ -177,7 +177,7 @@ def _clear_memoized(undo: ExitStack, model: nn.Module) -> None:
 
 
 def _replace_everywhere(undo: ExitStack, assumptions: Assumptions) -> None:
-    """Replace functions of transformers under every name that a module imported them by."""
+    """Replace functions of transformers in every Python module that imported them."""
     swaps: list[tuple[str, Any, Any]] = []
     for patch in FUNCTIONS:
         module, _, name = patch.target.partition(":")
@@ -189,7 +189,7 @@ def _replace_everywhere(undo: ExitStack, assumptions: Assumptions) -> None:
 
 
 def _swap(swaps: list[tuple[str, Any, Any]]) -> None:
-    """Replace (name, old, new) in every Python module whose variable of that name is the old value."""
+    """Replace the variable ``name`` by the new value in every Python module where it has the old value."""
     named = {name: (old, new) for name, old, new in swaps}
     for module in _modules_to_search():
         names = getattr(module, "__dict__", {})
@@ -202,9 +202,9 @@ def _swap(swaps: list[tuple[str, Any, Any]]) -> None:
 
 
 _lacking: Final[dict[int, weakref.ref[ModuleType]]] = {}
-"""Modules of packages that have none of the functions, by id; an entry is removed when its module is deleted."""
+"""Modules of packages that import none of the replaced functions, by id; removed when the module is deleted."""
 _searched: Final[dict[int, weakref.ref[ModuleType]]] = {}
-"""Modules that are searched each time, likewise: those that have one of the functions, and those of no package."""
+"""Other modules, which are searched each time, by id: those with a replaced function, and those of no package."""
 
 
 def _modules_to_search() -> list[Any]:
@@ -213,8 +213,7 @@ def _modules_to_search() -> list[Any]:
     Most of thousands are remembered to lack them: plain modules of packages. Other modules may be reloaded or written
     to, and one with a class of its own may import a function when it is first asked for it.
     """
-    modules = {id(module): module for module in list(sys.modules.values())}
-    found = [modules[key] for key in modules.keys() - _lacking.keys()]
+    found = [module for module in list(sys.modules.values()) if id(module) not in _lacking]
     for module in found:
         if id(module) not in _searched and type(module) is ModuleType:
             if is_complete(module):
@@ -225,7 +224,7 @@ def _modules_to_search() -> list[Any]:
 
 
 def _remember(module: ModuleType, among: dict[int, weakref.ref[ModuleType]]) -> None:
-    """Record a module, until it is deleted and its id may be reused."""
+    """Record a module by its id, until it is deleted and the id may be reused."""
     key = id(module)
     among[key] = weakref.ref(module, lambda _: among.pop(key, None))
 
@@ -238,7 +237,7 @@ def _mask_lacks_values(value: Any) -> bool:
 
 
 ReplacementFactory = Callable[[Callable[..., Any], Assumptions], Callable[..., Any]]
-"""(original, assumptions) -> replacement."""
+"""Function that makes a replacement from the original function and the assumptions."""
 
 
 def _always(answer: bool | None) -> ReplacementFactory:
@@ -246,7 +245,7 @@ def _always(answer: bool | None) -> ReplacementFactory:
 
 
 def _unless_known(answer: bool | None, parameter: str) -> ReplacementFactory:
-    """Return a replacement that gives a fixed answer if an argument is a tensor without values."""
+    """Return a factory of functions with a fixed result if an argument is a tensor without values."""
 
     def make(original: Callable[..., Any], assumptions: Assumptions) -> Callable[..., Any]:
         given = inspect.signature(original).bind
@@ -263,11 +262,11 @@ def _unless_known(answer: bool | None, parameter: str) -> ReplacementFactory:
 
 
 def _unmasked(parameter: str, *, static: bool = False, skip: bool = False) -> ReplacementFactory:
-    """Return a replacement that omits the padding mask [B, S] if it has no values.
+    """Return a factory of functions that omit the padding mask [B, S] if it has no values.
 
     Args:
-        static: the function is a static method.
-        skip: return ``None`` instead of calling it: the function makes a mask from the padding mask.
+        static: whether the function is a static method.
+        skip: whether to return ``None`` instead of calling the function, if it makes a mask from the padding mask.
     """
 
     def make(original: Callable[..., Any], assumptions: Assumptions) -> Callable[..., Any]:
@@ -325,7 +324,7 @@ _DEEPSTACK: Final = {
     "qwen3_vl": "Qwen3VLTextModel",
     "qwen3_vl_moe": "Qwen3VLMoeTextModel",
 }
-"""Models of transformers -> their decoders that receive features of several layers of a vision tower."""
+"""Decoder classes that receive features of several vision layers (DeepStack), by transformers' model type."""
 METHODS: Final[tuple[Patch, ...]] = (
     LoadedPatch(
         "transformers.modeling_utils:PreTrainedModel.warn_if_padding_and_no_attention_mask",
@@ -363,7 +362,7 @@ NO_RESULT_CACHE: Final = LoadedPatch(
     "unless compiled, functions memoize tensors, and those of one trace would enter the next without a producer",
     _TEST,
 )
-"""Installed last: the function is also one of :data:`FUNCTIONS`."""
+"""Patch against memoized tensors in transformers; installed last, as :data:`FUNCTIONS` has the function too."""
 
 
 def _function(place: str, make: ReplacementFactory, reason: str) -> LoadedPatch:
@@ -403,5 +402,5 @@ FUNCTIONS: Final = (
         "shapes of grouped products are known for bfloat16 only; other dtypes use a custom operator of transformers",
     ),
 )
-"""Replaced in every module that imported them by name, by :func:`_replace_everywhere`."""
+"""Functions of transformers to replace in every module that imported them; see :func:`_replace_everywhere`."""
 _NAMES: Final = frozenset(patch.target.partition(":")[2] for patch in FUNCTIONS)

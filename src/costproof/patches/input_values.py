@@ -1,8 +1,8 @@
 """Let models compute with integer inputs whose values decide shapes, and treat images and sounds as unpadded.
 
 A model may read integers from its inputs: the grid that an image is divided into, or the lengths of packed sequences.
-Tensors on the meta device have no values for that. What a model computes only from such integers is not part of its
-forward: it is computed separately with :class:`KnownIntegers`, and whoever serves the model may do so beforehand.
+Tensors on the meta device have no such values. Computations on these integers alone are not part of the forward: they
+run separately on :class:`KnownIntegers`, as a server of the model may run them beforehand.
 
 Models of transformers select the rows of a batch that are not padding by a mask, in ``get_image_features`` and similar
 methods. Without values the number of these rows is unknown, and so is the work on them; no row is taken to be padding.
@@ -39,16 +39,16 @@ _METHODS: Final = (
     "int", "item", "long", "max", "min", "new_ones", "new_zeros", "numel", "prod", "repeat_interleave", "reshape",
     "size", "squeeze", "sum", "tolist", "unbind", "unsqueeze", "view",
 )  # fmt: skip
-"""Methods of tensors that :class:`KnownIntegers` has as well."""
+"""Tensor methods that :class:`KnownIntegers` also has."""
 _REPEATS: Final = (torch.repeat_interleave, torch.Tensor.repeat_interleave)
 _WRITTEN: Final = "_costproof_written"
-"""Attribute of a tensor that a model makes of a list of ints, ``torch.tensor([1, 2])``: the list."""
+"""Attribute for the list of ints that a tensor was made of, as in ``torch.tensor([1, 2])``."""
 _PREPARED: Final = "kwargs"
-"""Argument of functions of transformers whose result may be passed with the inputs instead."""
+"""Name of an argument of transformers' functions that may contain their result, computed by the caller."""
 
 
 class KnownInteger(int):
-    """An ``int`` with the method ``item`` of a tensor."""
+    """An ``int`` that also has the tensor method ``item``."""
 
     def item(self) -> int:
         """Return the int."""
@@ -63,7 +63,7 @@ class KnownIntegers:
     """
 
     def __init__(self, values: Any, here: torch.Tensor, dtype: torch.dtype = torch.long) -> None:
-        """``values``: nested lists. ``here``: an empty tensor on the device of the model."""
+        """Take nested lists of integers and an empty tensor on the model's device."""
         self.values, self.here, self.dtype = values, here, dtype
 
     @property
@@ -82,7 +82,7 @@ class KnownIntegers:
         return len(self.shape)
 
     def to(self, *args: Any, **kwargs: Any) -> KnownIntegers:
-        """Return the values in another dtype, if one is given; a device is ignored."""
+        """Return the values in another dtype, if ``to`` is called with one; ignore a device."""
         dtype = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)), None)
         return self if dtype is None else self._called(torch.Tensor.to, dtype)
 
@@ -100,7 +100,7 @@ class KnownIntegers:
         return KnownIntegers(self.values, change(self.here), self.dtype)
 
     def plain(self, device: torch.device | None = None) -> torch.Tensor:
-        """Return an ordinary tensor of this shape and dtype, without values on meta."""
+        """Return an ordinary tensor of this shape and dtype; on the meta device it has no values."""
         where = device or self.device
         if where.type == "meta":
             return torch.zeros(self.shape, dtype=self.dtype, device=where)
@@ -126,7 +126,7 @@ class KnownIntegers:
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a torch function that has such integers among its arguments."""
+        """Run a torch function that has known integers among its arguments."""
         given = tree_leaves((args, kwargs or {}))
         beside = next((v for v in given if isinstance(v, torch.Tensor) and not hasattr(v, _WRITTEN)), None)
         if beside is None:
@@ -146,7 +146,7 @@ for _name in _METHODS:
 
 
 def compute_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Compute a function whose tensor arguments are all known integers, and return known integers."""
+    """Call a function whose tensor arguments are all known integers, and return known integers."""
     here = next(v.here for v in tree_leaves((args, kwargs)) if isinstance(v, KnownIntegers))
 
     def real(value: Any) -> Any:
@@ -174,7 +174,7 @@ def _is_told(value: Any) -> bool:
 
 
 def apart(work: Callable[[], Any]) -> Any:
-    """Call a function in another thread, where tracers and fake modes are not active."""
+    """Call a function in another thread, where no tracer and no fake mode is active."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).result()
 
@@ -190,7 +190,7 @@ def keep_known(as_tensor: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def remember_literal(tensor: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement of ``torch.tensor`` that remembers the list of ints it was given."""
+    """Return a replacement of ``torch.tensor`` that records the list of ints that a tensor is made of."""
 
     @wraps(tensor)
     def call(data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +205,7 @@ def remember_literal(tensor: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def precomputed(model: nn.Module) -> Iterator[None]:
-    """Compute functions of known integers outside the traced forward while the block runs.
+    """Call functions of known integers outside the traced forward while the block runs.
 
     transformers defines them next to the model's classes, as ``get_vision_position_ids(grid_thw, …, kwargs=kwargs)``:
     they return an item of ``kwargs`` if a caller has prepared it. Some results stay known integers: ends of sequences,
@@ -257,7 +257,7 @@ def select_all_rows(original: Callable[..., Any], picked: Callable[[torch.Tensor
 
 
 def note_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tensor, int]]) -> Callable[..., Any]:
-    """Return a wrapper of ``sum`` that records S as the row count of a mask [B, S] without values."""
+    """Return a wrapper of ``Tensor.sum`` that records S as the sum of each row of a mask [B, S] without values."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         found = original(tensor, *args, **kwargs)
@@ -270,7 +270,7 @@ def note_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tens
 
 
 def list_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tensor, int]]) -> Callable[..., Any]:
-    """Return a wrapper of ``tolist`` that returns the recorded S for each row of such a sum."""
+    """Return a wrapper of ``Tensor.tolist`` that returns the row sums recorded by :func:`note_row_counts`."""
 
     def call(tensor: torch.Tensor) -> Any:
         rows = next((rows for sums, rows in counted if sums is tensor), None)
@@ -281,7 +281,7 @@ def list_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tens
 
 @contextmanager
 def without_padding(model: nn.Module, notes: dict[str, None]) -> Iterator[None]:
-    """While the block runs, let masks without values hide no row of image or sound features.
+    """Make masks without values keep all rows of image and sound features while the block runs.
 
     Inside ``get_placeholder_mask``, which finds their places in a text, a mask selects as many places as there are
     features. Elsewhere nothing changes: a mask may route rows to one of several experts, and selecting all rows for
@@ -316,7 +316,7 @@ def _with_all_rows(method: Callable[..., Any], notes: dict[str, None]) -> Callab
 
 
 def _features(mask: torch.Tensor, given: list[Any]) -> int:
-    """Return how many elements of a mask [B, S] or [B, S, width] the features in a call fill.
+    """Return the number of elements of a placeholder mask [B, S] or [B, S, width] that the features in a call fill.
 
     Among the arguments the embedded text [B, S, width] is the first floating-point tensor; features follow it.
     """

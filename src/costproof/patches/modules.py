@@ -45,7 +45,7 @@ def forward_redirected(model: nn.Module) -> Iterator[None]:
     import torch
 
     announced: set[int] = set()
-    """Modules whose ``__call__`` has begun and whose ``forward`` has not."""
+    """Keys of modules whose ``__call__`` has begun and whose ``forward`` has not."""
 
     def announce(module: nn.Module, args: Any) -> None:
         announced.add(_key(module))
@@ -63,7 +63,7 @@ def forward_redirected(model: nn.Module) -> Iterator[None]:
 
 
 def _key(module: nn.Module) -> int:
-    """Return a key that is equal for a module and its placeholder in an export, since they share a ``__dict__``."""
+    """Return a key of a module that its placeholder in an export shares, since both share a ``__dict__``."""
     return id(vars(module))
 
 
@@ -109,7 +109,7 @@ def _redirect_instance(module: nn.Module, undo: ExitStack, announced: set[int]) 
 
 @contextmanager
 def hooks_inside_forward(model: nn.Module) -> Iterator[None]:
-    """Run the hooks of submodules inside their ``forward`` while the block runs.
+    """Run the hooks of submodules inside their ``forward`` while the block runs, to attribute the hooks' work to them.
 
     An export attributes it there. TorchLens wraps ``forward`` and would attribute it to the enclosing module.
     """
@@ -150,7 +150,7 @@ def _move_hooks(part: nn.Module, undo: ExitStack) -> None:
 
 
 def _disable_hooks(hooks: dict[int, Any], undo: ExitStack) -> dict[int, Any]:
-    """Replace hooks by no-ops and return them, so that they can be called elsewhere."""
+    """Replace hooks by no-ops, and return the hooks so that they can be called elsewhere."""
     original = dict(hooks)
 
     def restore() -> None:
@@ -166,7 +166,7 @@ def _no_hook(*args: Any) -> None:
 
 
 def prepared_masks(modeling: Any) -> dict[str, Any]:
-    """Return replacements for the mask builders of a modelling module: they return the caller's mask.
+    """Return replacements for the mask builders of a modelling module, which return the caller's mask.
 
     transformers builds masks from tensor values, and builds a different one during an export.
     """
@@ -178,12 +178,12 @@ def prepared_masks(modeling: Any) -> dict[str, Any]:
 
 
 def no_image_check() -> dict[str, Any]:
-    """Return the replacement for transformers' check that image tokens match features."""
+    """Return a replacement for transformers' check that image tokens and image features are equally many."""
     return {"torch_compilable_check": lambda *args, **kwargs: None}
 
 
 def symbolic_int() -> AbstractContextManager[Any]:
-    """Let ``int()`` in the native SAM's module return symbolic sizes unchanged while the block runs."""
+    """Make ``int()`` in transformers' SAM module return symbolic sizes unchanged while the block runs."""
     import torch
     from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
@@ -201,7 +201,7 @@ def running(
     kernels accept.
 
     Args:
-        replaced: module -> name -> replacement.
+        replaced: replacements by name of a variable, for each Python module.
         flash: whether the functions of FlashAttention are replaced by ones that run on the meta device.
     """
     import torch
@@ -230,7 +230,7 @@ def _grouped_mm_shape(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return the result of a grouped matrix product on meta: [rows, K] by [experts, K, N] -> [rows, N]."""
+    """Return an empty grouped matrix product on meta: [rows, N] for [rows, K] and [experts, K, N]."""
     if mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.shape[1] != mat_b.shape[1]:
         raise ValueError(f"grouped GEMM of {tuple(mat_a.shape)} by {tuple(mat_b.shape)}")
     import torch

@@ -1,4 +1,4 @@
-"""Count models on nested tensors of the jagged layout by the operators that run on their rows.
+"""Record the operators on the rows of nested tensors of the jagged layout.
 
 A jagged tensor is a tensor of the rows of all sequences with the first row of each, and torch runs an operator on it by
 one on the rows. An export records no such tensor, nor does TorchLens: arguments are split into ordinary tensors
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 KIND: Final = "NestedTensor"
-"""Name of the class of jagged tensors."""
+"""Class name of jagged tensors."""
 _HOLES: Final = "a nested tensor with holes: it has lengths besides its offsets"
 _TENSORS: Final = "torch.nested._internal.nested_tensor"
 _OPERATORS: Final = "torch.nested._internal.ops"
@@ -34,21 +34,21 @@ _TEST: Final = "tracers/test_nested.py"
 
 
 class Jagged(NamedTuple):
-    """Jagged nested tensor in parts, all of them ordinary tensors, as exports and tracers require."""
+    """Jagged nested tensor as a tuple of ordinary tensors, as exports and tracers require."""
 
     values: torch.Tensor
     """The rows of all sequences."""
     offsets: torch.Tensor
-    """[sequences + 1]: the first row of each, and the end."""
+    """First row of each sequence, and the number of all rows: [sequences + 1]."""
     shortest: torch.Tensor
-    """[shortest length + 1, 0], or [0, 0] if it is not known; torch too keeps lengths as sizes."""
+    """Empty tensor whose size states the shortest length: [shortest length + 1, 0], or [0, 0] if unknown."""
     longest: torch.Tensor
     axis: torch.Tensor
-    """[the dimension of the rows in the nested tensor, 0]."""
+    """Empty tensor whose size states the ragged dimension of the nested tensor: [dimension, 0]."""
 
 
 def in_parts(given: Any, where: str) -> Any:
-    """Return nested arguments with every jagged tensor as :class:`Jagged`.
+    """Replace every jagged tensor in nested arguments by a :class:`Jagged` of ordinary tensors.
 
     Raises:
         BadInput: a nested tensor has the strided layout or holes.
@@ -79,7 +79,7 @@ def in_parts(given: Any, where: str) -> Any:
 
 
 def put_together(module: nn.Module, given: Any) -> None:
-    """Let a module put its jagged arguments together, if ``given`` has any."""
+    """Register a hook on a module that rebuilds jagged tensors from :class:`Jagged` arguments, if there are any."""
     from torch.utils._pytree import tree_leaves
 
     if any(isinstance(v, Jagged) for v in tree_leaves(given, is_leaf=_is_jagged)):
@@ -112,14 +112,14 @@ def rows_of(value: Any) -> Any:
 
 @dataclass(slots=True)
 class NestedMade:
-    """Whether a forward made a jagged tensor."""
+    """Record of whether a forward made a jagged tensor."""
 
     seen: bool = False
 
 
 @contextmanager
 def watched() -> Iterator[NestedMade]:
-    """Stop a forward in the block when it makes a jagged tensor, which only the dispatcher can follow."""
+    """Stop a forward that makes a jagged tensor while the block runs, since only the dispatcher can follow it."""
     found = NestedMade()
     with patched(REFUSED, context=(found,)):
         yield found
@@ -148,7 +148,7 @@ def whole_attention() -> Iterator[None]:
 
 @cache
 def _operator() -> Any:
-    """Register the operator with torch, once, and return it."""
+    """Register the attention operator on packed rows with torch, once, and return it."""
     import torch
 
     from costproof.opgraph.rules.attention import NESTED  # which needs sympy, and lists of targets do not load it
@@ -169,7 +169,7 @@ _libraries: Final[list[Any]] = []
 
 
 def _shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
-    """[T_q, H, D], [T_k, H_kv, D], [T_k, H_kv, D_v] -> result [T_q, H, D_v], and a statistic [H, T_q] of its rows."""
+    """Return empty tensors on meta: the attention result [T_q, H, D_v], and a statistic [H, T_q] of its rows."""
     import torch
 
     rows, heads, _width = query.shape
@@ -180,7 +180,7 @@ def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor, key_starts: torch.Tensor,
     max_q: int, max_k: int, is_causal: bool, scale: float | None,
 ) -> Any:  # fmt: skip
-    """Run attention sequence by sequence."""
+    """Run attention on packed rows, sequence by sequence."""
     import torch
 
     out, statistic = _shapes(query, key, value)
@@ -233,7 +233,7 @@ def _of_any_name(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_offsets(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement of ``jagged_from_list`` whose offsets a graph can compute, not a tensor of literals."""
+    """Return a replacement of ``jagged_from_list`` that computes offsets by operators, since exports hide literals."""
 
     def call(tensors: Any, offsets: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
@@ -250,9 +250,9 @@ def _with_offsets(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _RAGGED: Final = "_costproof_ragged"
-"""Attribute of fake offsets: the size that stands for the lengths."""
+"""Attribute of fake offsets with the symbolic size that stands for the ragged lengths."""
 _numbers: Final = count(2**40)
-"""Numbers of ragged sizes of fake tensors; those of torch count from 0."""
+"""Ids of the ragged sizes of fake tensors; torch's own ids count from 0."""
 
 
 def _plain_size(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -299,10 +299,11 @@ PATCHES: Final = (
 
 @contextmanager
 def rows_exported() -> Iterator[None]:
-    """Let an export record the operators on the rows of jagged tensors while the block runs.
+    """Make exports record the operators on the rows of jagged tensors while the block runs.
 
-    The exporter records operators before the dispatcher reaches the class of a tensor. Here, one on a jagged tensor
-    goes there first, with the modes of the exporter inactive, and those on rows come back to them.
+    The exporter records operators before the dispatcher reaches the class of a tensor. Here, an operator on a jagged
+    tensor goes to the class first, while the exporter's modes are inactive; its operators on rows then reach these
+    modes.
     """
     import torch
     from torch.nested._internal.nested_tensor import _nt_view_dummy
@@ -314,13 +315,13 @@ def rows_exported() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Modes:
-    """Modes of the exporter that wait while an operator goes to the class of its tensors, innermost last."""
+    """Suspended modes of an exporter, while an operator runs in the class of its tensors; innermost call last."""
 
     waiting: list[list[Any] | None]
 
     @contextmanager
     def away(self, first: Any) -> Iterator[None]:
-        """Deactivate all modes; ``first`` is the one that is being called."""
+        """Suspend all modes while the block runs; ``first`` is the mode that is being called."""
         import torch
         from torch.utils._python_dispatch import _disable_current_modes
 
@@ -336,7 +337,7 @@ class _Modes:
 
     @contextmanager
     def back(self) -> Iterator[None]:
-        """Activate the modes that wait."""
+        """Reactivate the suspended modes while the block runs."""
         from torch._dispatch.python import enable_python_dispatcher
         from torch.overrides import enable_reentrant_dispatch
 

@@ -20,13 +20,13 @@ class Patch:
     target: str
     """``module:attribute``; the attribute may be a path, such as ``torch:Tensor.tolist``."""
     make: Callable[..., Any]
-    """(original, *context) -> replacement. The original is ``None`` if a created attribute is missing."""
+    """Function from (original, *context) to the replacement; original is ``None`` for an attribute to be created."""
     reason: str
-    """Why the original cannot be used."""
+    """Why the original attribute cannot be used."""
     test: str
     """The test file that fails without the patch, relative to ``tests``."""
     missing: Literal["error", "skip", "create"] = "error"
-    """Behaviour if the installed version lacks the target."""
+    """What happens if the installed version lacks the target."""
 
     @property
     def package(self) -> str:
@@ -51,7 +51,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class SettingPatch(Patch):
-    """Configuration variable of another package that is set while a model is traced; skipped if it does not exist."""
+    """A configuration variable of another package that is set while a model is traced, if it exists."""
 
     def install(self, undo: ExitStack, *context: Any) -> None:
         """Set the variable; ``undo`` restores its previous value."""
@@ -108,10 +108,10 @@ def gc_disabled() -> Iterator[None]:
 
 
 def is_complete(module: Any) -> bool:
-    """Return whether a Python module is installed and fully imported, so that nobody assigns its variables later.
+    """Return whether a Python module is installed and fully imported, so that its variables no longer change.
 
-    A module of anybody else may be reloaded or written to, and one with a class of its own may import an attribute on
-    first access.
+    A module outside of packages may be reloaded or written to, and one with a custom class may import attributes
+    lazily.
     """
     if type(module) is not ModuleType:
         return False

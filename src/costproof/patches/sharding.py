@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 NOTE: Final = (
     "operators are recorded at the dispatcher, since TorchLens sees distributed tensors in the size of the whole model"
 )
-"""Note on the run of a model that transformers has distributed."""
+"""Note in results of models that transformers has distributed."""
 Plan = Mapping[str, str]
-"""Path of a module or a parameter -> name of a style of transformers."""
+"""Name of a parallel style of transformers, by path of a module or parameter."""
 
 
 @contextmanager
 def fake_group(ranks: int, rank: int) -> Iterator[None]:
-    """Make this process rank ``rank`` of ``ranks`` while the block runs; nothing is exchanged and nothing remains.
+    """Make this process rank ``rank`` of ``ranks`` in a fake process group, which sends nothing, while the block runs.
 
     Raises:
         BadInput: the process already belongs to a group of torch.distributed.
@@ -68,7 +68,7 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
 
 
 def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
-    """Return the plans of a model of transformers for tensor and for expert parallelism, layer by layer.
+    """Return transformers' plans of a model for tensor and for expert parallelism.
 
     Raises:
         Incomplete: the installed transformers cannot resolve plans, or the model has none.
@@ -91,7 +91,7 @@ def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings of transformers, such as those on rules of a plan that match nothing."""
+    """Silence transformers' warnings while the block runs, such as those on plan entries that match nothing."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -104,7 +104,7 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _SplitParameter:
-    """A distributed parameter: the module that owns it, and its form inside and outside of a run."""
+    """A distributed parameter: its module and name, and its tensor during a run and at other times."""
 
     module: nn.Module
     name: str
@@ -113,7 +113,7 @@ class _SplitParameter:
 
 
 class Distributed:
-    """A model that transformers has distributed: outside of :meth:`running` its parameters are plain local tensors."""
+    """A model that transformers has distributed; outside of :meth:`running` its parameters are plain local tensors."""
 
     def __init__(
         self,
@@ -130,14 +130,16 @@ class Distributed:
         """Split a model over ranks.
 
         Args:
-            plans: empty if ranks have no parts of layers.
-            ranks: that share each layer.
-            rank: of those of all pipeline stages, or batches, the ones of one being neighbours.
-            stages: pipeline stages; see :func:`cut_to_stage`.
-            batches: groups of ranks, each with a batch of its own, that share experts.
-            splits: pairs of a token and an expert that the rank sends to each that shares experts, and gets.
-            sequence: how ranks share a sequence; those of one layer are neighbours, then those of one stage.
-            sequences: of each of the ``batches``, if these are unequal.
+            plans: plans of tensor and expert parallelism; empty if layers are not split.
+            ranks: number of ranks that share each layer.
+            rank: index of this rank among those of all pipeline stages or batches; those of one stage or batch are
+                adjacent.
+            stages: number of pipeline stages; see :func:`cut_to_stage`.
+            batches: number of groups of ranks with separate batches that share experts.
+            splits: numbers of pairs of a token and an expert that this rank sends to each rank that shares experts, and
+                receives from it.
+            sequence: how ranks share a sequence; ranks of one layer are adjacent, then those of one stage.
+            sequences: number of sequences in each of the ``batches``, if these are unequal.
         """
         self._sequence = sequence
         self._shared = 1 if sequence is None else sequence.ranks
@@ -156,7 +158,7 @@ class Distributed:
         return fake_group(self.ranks * self._stages * self._batches * self._shared, self.rank)
 
     def _meshes(self) -> tuple[DeviceMesh, DeviceMesh]:
-        """Make the groups of ranks, which have the same names each time."""
+        """Create the process groups of this rank, with the same names each time."""
         if self._stages * self._shared == 1:
             return expert_meshes(self._batches, self.ranks)
         _, shared, own = mesh_axes(pp=self._stages, cp=self._shared, tp=self.ranks)
@@ -166,7 +168,7 @@ class Distributed:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the model as its rank while the block runs."""
+        """Make the model run as one rank while the block runs."""
         with self._group():
             if self._sequence is not None or (self._stages * self._batches > 1 and self._held):
                 self._meshes()
@@ -181,19 +183,19 @@ class Distributed:
 
 
 PARTS: Final = "_costproof_parts"
-"""Attribute of a model whose ranks store parts of its parameters: name -> :class:`ParameterShard`."""
+"""Attribute of a model with its sharded parameters: :class:`ParameterShard` by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterShard:
-    """The part of a parameter that a rank stores."""
+    """Sizes of the shard of a parameter that a rank stores."""
 
     own: int
-    """Elements, without padding."""
+    """Number of elements in the shard, without padding."""
     bytes: int
-    """Bytes with padding."""
+    """Bytes of the shard, with padding."""
     whole: int
-    """Elements of the parameter."""
+    """Number of elements of the whole parameter."""
 
 
 _FSDP: Final = "torch.distributed.fsdp._fully_shard"
@@ -213,26 +215,27 @@ ON_META: Final = (
         missing="create",
     ),
 )
-"""Replacements with which torch's ``fully_shard`` runs on the meta device."""
+"""Patches with which torch's ``fully_shard`` runs on the meta device."""
 
 
 class FullySharded:
-    """A decoder under torch's ``fully_shard``: outside of :meth:`running` its parameters are the parts of a rank."""
+    """A decoder under torch's ``fully_shard``; outside of :meth:`running` its parameters are the shards of one rank."""
 
     def __init__(
         self, model: Any, ranks: int, rank: int, *, stages: int = 1, replicas: int = 1, tensor: int = 1,
         plans: tuple[Plan, Plan] = ({}, {}), sequence: SharedSequence | None = None,
     ) -> None:  # fmt: skip
-        """Shard every layer, and then the model; gathered parameters are freed behind each forward.
+        """Shard every layer and then the model; gathered parameters are freed after each forward.
 
         Args:
-            ranks: that share the batch and store parts of each parameter.
-            rank: of all; those along ``tensor`` are neighbours, then those of ``sequence``, ``ranks``, ``replicas`` and
-                ``stages``.
-            stages: pipeline stages; see :func:`cut_to_stage`.
-            replicas: groups of ranks that each store all parts: torch's hybrid sharding, if there are several.
-            tensor: ranks among which transformers distributes the model first, by ``plans``.
-            sequence: how ranks share a sequence; parts are stored by these too, as torchtitan's mesh ``fsdp`` has
+            ranks: number of ranks that share the batch and store a shard of each parameter.
+            rank: index among all ranks; those along ``tensor`` are adjacent, then those of ``sequence``, ``ranks``,
+                ``replicas`` and ``stages``.
+            stages: number of pipeline stages; see :func:`cut_to_stage`.
+            replicas: number of groups of ranks that each store all shards: torch's hybrid sharding, if there are
+                several.
+            tensor: number of ranks over which transformers distributes the model first, by ``plans``.
+            sequence: how ranks share a sequence; they store shards too, as torchtitan's mesh ``fsdp`` has
                 ``dp_shard * cp`` ranks.
         """
         import torch
@@ -294,7 +297,7 @@ class FullySharded:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the model as its rank while the block runs."""
+        """Make the decoder run as one rank while the block runs."""
         with self._group(), patched(*ON_META):
             group = self._meshes()[2].get_group()
             for one in self._groups():
@@ -308,15 +311,15 @@ class FullySharded:
 
 
 class _Missing:
-    """Forward of a module of another pipeline stage, as that of vLLM's ``PPMissingLayer``."""
+    """Forward of a module that another pipeline stage has, as in vLLM's ``PPMissingLayer``."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the first argument."""
+        """Return the first argument unchanged."""
         return args[0] if args else next(iter(kwargs.values()))
 
 
 def cut_to_stage(model: Any, ranks: int, rank: int, stages: int) -> None:
-    """Make a model one stage of a pipeline, as vLLM makes one of a model of transformers.
+    """Reduce a model to one stage of a pipeline, as vLLM does with models of transformers.
 
     Layers of other stages are replaced by modules that pass hidden states on; so are embedding, norm and head where
     another stage runs them. The decoder receives its input from the rank before, and sends its result to the one after.
@@ -389,12 +392,12 @@ def _distribute(
 
 
 def _split_parameters(model: nn.Module) -> Iterator[_SplitParameter]:
-    """Yield each distributed parameter of a model, with its local form."""
+    """Yield each distributed parameter of a model, together with its local tensor."""
     import torch
     from torch.distributed.tensor import DTensor
 
     plain: dict[int, nn.Parameter] = {}
-    """A tied parameter stays one."""
+    """Local parameter by id of the distributed one, so that tied parameters stay tied."""
     for module in model.modules():
         held: dict[str, Any] = dict(module._parameters)
         for name, parameter in held.items():

@@ -1,4 +1,4 @@
-"""Record non-tensor state of a model and its Python modules, and remove tensors that a run leaves there.
+"""Record non-tensor state of a model and of its Python modules, and remove tensors that a run leaves there.
 
 An export leaves fake tensors behind, and tensors of one run would enter the next without a producer. Code stores them
 in global variables, in classes, in lists and dicts of these, in functions (closures, defaults, attributes), and in
@@ -23,24 +23,24 @@ _DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 _LISTS: Final = frozenset({list, deque})
 _OURS: Final = __name__.partition(".")[0] + "."
 _EMPTY: Final = object()
-"""Marks a closure cell without content."""
+"""Content of an empty closure cell."""
 
 
 class StateSnapshot:
-    """Snapshot of a model's non-tensor state before a run; an exit stack restores it."""
+    """Snapshot of a model's non-tensor state before a run, which an exit stack restores."""
 
     def __init__(self, undo: ExitStack, code: frozenset[str]) -> None:
         """Create an empty snapshot.
 
         Args:
-            undo: restores the state when it is closed.
-            code: names of the Python modules own_function functions and objects are searched.
+            undo: exit stack that restores the state when it is closed.
+            code: names of the Python modules whose functions and objects are searched.
         """
         self._undo, self._code = undo, code
         self._seen: dict[int, Any] = {}
 
     def variables(self, owner: Any) -> None:
-        """Snapshot the attributes of a Python module, class or object, and the values in them."""
+        """Record the attributes of a Python module, class or object, and the values in them."""
         names = dict(vars(owner))
         self._undo.callback(_restore, names, vars(owner), partial(setattr, owner), partial(delattr, owner))
         for name, held in names.items():
@@ -48,7 +48,7 @@ class StateSnapshot:
                 self._value(held)
 
     def module(self, model: nn.Module) -> None:
-        """Snapshot non-tensor attributes and functions of all submodules; callers restore parameters and buffers."""
+        """Record non-tensor attributes and functions of all submodules; callers restore parameters and buffers."""
         from torch.nn import Module
 
         own = vars(Module())
@@ -58,10 +58,10 @@ class StateSnapshot:
                     self._value(value, own_function=True)
 
     def _value(self, held: Any, *, own_function: bool = False) -> None:
-        """Record a container, a function, or an object whose class is defined in a searched Python module.
+        """Record the content of a container, of a function, or of an object whose class is in a searched Python module.
 
         Args:
-            own_function: a function belongs to the model, whatever module defines it.
+            own_function: whether a function belongs to the model, whatever module defines it.
         """
         kind = type(held)  # not isinstance, to which lazy values of other packages answer by loading themselves
         inner: Callable[[Any], None]

@@ -1,4 +1,4 @@
-"""Patch tensor methods and torch functions to record, or to split, what a tracer cannot see."""
+"""Patch tensor methods and torch functions to record, or to split, operations that tracers do not see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 TORCH_PYTHON: Final = ("torch._decomp", "torch._refs", "torch._prims", "torch._meta_registrations")
-"""Prefixes of the modules in which torch decomposes operators in Python on meta: calls from there are pieces of one."""
+"""Prefixes of modules with torch's Python decompositions for meta; calls from there are parts of an operator."""
 _ALL: Final = slice(None)
 _INDEXING: Final = "models/generic/test_bytes_of_calls.py"
 
@@ -48,10 +48,10 @@ def _set_unless_false(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class IndexingPatch(Patch):
-    """Patch of the indexing of tensors, after which C code still takes no tensor for a sequence."""
+    """Patch of a tensor's indexing method that keeps C code from treating tensors as sequences."""
 
     def install(self, undo: ExitStack, *context: Any) -> None:
-        """Replace the method; ``undo`` restores it, and the slots of the class."""
+        """Replace the method; ``undo`` restores the method and the type slots of the class."""
         import torch
 
         before = indexed_as_sequence(torch)
@@ -75,7 +75,7 @@ SPLIT_INDEXING: Final = (
         _INDEXING,
     ),
 )
-"""Installed over TorchLens's wrappers."""
+"""Patches of indexing that are installed over TorchLens's wrappers."""
 STACK_INDEX_ROWS: Final = (
     IndexingPatch(
         "torch:Tensor.__getitem__",
@@ -93,7 +93,7 @@ STACK_INDEX_ROWS: Final = (
 
 
 def _stack_rows(key: Any) -> Any:
-    """Return the index key with scalar tensors of a row stacked into one index tensor."""
+    """Stack the scalar tensors of each row in an index key into one index tensor."""
     import torch
 
     def is_row(part: Any) -> bool:
@@ -105,7 +105,7 @@ def _stack_rows(key: Any) -> Any:
 
 
 def _split_index(tensor: Any, key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """Split an index key into a part that makes a view and a part that gathers; ``None`` if not both occur."""
+    """Split an index key into a part that makes a view and a part that gathers; ``None`` if no tensor gathers."""
     import torch
 
     view: list[Any] = []
@@ -133,10 +133,10 @@ def _split_index(tensor: Any, key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...
 
 @dataclass(slots=True)
 class AutocastDtypes:
-    """The dtypes of the autocast regions in a run, as names without ``torch.``."""
+    """Dtypes of the autocast regions in a run, as names without ``torch.``."""
 
     on: set[str] = field(default_factory=set)
-    """Dtypes of the regions that were entered and cast."""
+    """Dtypes of the regions that were entered and in which autocast was active."""
     missing: set[str] = field(default_factory=set)
     """Dtypes of the regions that torch disabled because this machine lacks their device."""
 
@@ -258,7 +258,7 @@ JIT_ON_META: Final = (
         "tracers/test_counters.py",
     ),
 )
-"""Let ``torch.jit.trace`` record on meta what it records on a CPU."""
+"""Patches that make ``torch.jit.trace`` record on meta what it records on a CPU."""
 
 
 def _report_call(original: Callable[..., Any], reader: Callable[..., None]) -> Callable[..., Any]:
@@ -303,11 +303,11 @@ EINSUM: Final = Patch(
     "the dispatcher sees products over no index, or over indices of size 1, as elementwise multiplications",
     "tracers/test_judge.py",
 )
-"""``torch._VF.einsum`` is what ``torch.einsum`` calls, whatever name a model imported that by."""
+"""Patch of ``torch._VF.einsum``, which ``torch.einsum`` calls, under whatever name a model imported that."""
 
 
 def _report_complex(original: Callable[..., Any], inside: Callable[[bool], None]) -> Callable[..., Any]:
-    """Return a convolution that reports around a call on complex numbers, and only then."""
+    """Return a replacement of a convolution that reports its calls on complex numbers."""
     reporting = _report_around(original, inside)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -331,7 +331,7 @@ COMPLEX_CONVOLUTIONS: Final = tuple(
 
 
 def _of_input_values(name: str) -> Callable[..., Any]:
-    """Return the factory of a replacement in :mod:`.input_values`, imported lazily since it imports torch."""
+    """Return a factory that imports a replacement from :mod:`.input_values` when used, since that imports torch."""
 
     def make(original: Any, *context: Any) -> Any:
         from costproof.patches import input_values

@@ -1,4 +1,4 @@
-"""Patch TorchLens to record whole operators and views, and to skip work whose result is not used."""
+"""Patch TorchLens to record whole operators and views, and to skip work whose results are not used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from costproof.patches.tensor import TORCH_PYTHON
 
 _TEST: Final = "tracers/test_readonly.py"
 _AUGMENTED: Final = re.compile(r"__(setitem|i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor|lshift|rshift))__")
-"""The methods behind ``x += y``, ``x[i] = y`` and the like."""
+"""Names of the methods behind ``x += y``, ``x[i] = y`` and the like."""
 _TORCH_NAMESPACES: Final = ("aten::", "prims::", "prim::", "quantized::", "profiler::")
 
 _WRAPPERS: Final = "torchlens.backends.torch.wrappers"
@@ -82,7 +82,7 @@ KEEP_COMPILER_TABLES: Final = Patch(
 
 
 _searched: Final[dict[int, weakref.ref[Any]]] = {}
-"""Modules of packages that TorchLens has searched and left unchanged, by id; removed when they are deleted."""
+"""Modules of packages that TorchLens has searched and left unchanged, by id; removed when the module is deleted."""
 
 
 def _keep_searched_modules(original: Callable[[], None]) -> Callable[[], None]:
@@ -126,11 +126,11 @@ FIND_NAMESPACES_ONCE: Final = Patch(
 
 @contextmanager
 def _fast_wrapping(*, keep_tables: bool = False) -> Iterator[None]:
-    """Speed up how TorchLens installs and removes its wrappers.
+    """Speed up the installation and removal of TorchLens's wrappers.
 
     Args:
-        keep_tables: keep the compiler's tables of functions. TorchLens fills them before it installs wrappers if the
-            compiler is imported by then.
+        keep_tables: whether to keep the compiler's tables of functions. TorchLens fills them before it installs
+            wrappers if the compiler is imported by then.
     """
     with warnings.catch_warnings():
         for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, UserWarning):
@@ -151,7 +151,7 @@ def _replace_record(original: Any) -> Callable[[Any, Any], None]:
 
 
 def _unmemoized(name: str) -> Callable[[Any, Any], Any]:
-    """Return a method that calls a function of TorchLens's buffer module without its memo."""
+    """Return a method that calls an unmemoized function of TorchLens's buffer module."""
     from torchlens.backends.torch import buffer_writes
 
     function = getattr(buffer_writes, name)
@@ -159,7 +159,7 @@ def _unmemoized(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _no_tables_if_off(original: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a replacement that builds TorchLens's tables of original functions only if they are used."""
+    """Return a replacement that builds TorchLens's tables of original functions only when they are used."""
     from torchlens.backends.torch import escape_detection
 
     none = escape_detection.DetectorTables(0, {}, {}, frozenset(), {}, {}, frozenset())
@@ -259,7 +259,7 @@ KEEP_VIEW_LABELS: Final = Patch(
 
 
 def _custom_name() -> Callable[[Any], str]:
-    """Return a function from an operator to its dotted name, empty for torch's own operators."""
+    """Return a function from an operator to its dotted name; the name is empty for torch's own operators."""
     from torchlens.backends.torch import _torch_ops_calls
 
     def name_of(operator: Any) -> str:
@@ -348,7 +348,7 @@ def whole_operators() -> Iterator[None]:
 
 @contextmanager
 def in_place_calls_recorded() -> Iterator[None]:
-    """Record functions that overwrite an argument as calls of their own, on meta, while the block runs.
+    """Record functions that overwrite an argument as separate calls, on meta, while the block runs.
 
     On meta torch runs them in Python, through other functions of torch. TorchLens takes the innermost function for the
     operator unless its result is a tensor that it has not seen, and an overwritten tensor has been seen: the call would
@@ -387,7 +387,7 @@ def in_place_calls_recorded() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _overwriting(wrapped: int) -> list[tuple[CellType, Callable[..., Any]]]:
-    """Return the functions that overwrite their first argument, with the cell of the wrapper that holds each.
+    """Return the functions that overwrite their first argument, with the closure cell of the wrapper around each.
 
     Wrappers stay the same objects when they are removed and installed again.
 
@@ -414,7 +414,7 @@ def _overwrites(name: str, function: Callable[..., Any]) -> bool:
 
 
 _MODULE_CALL: Final = "torch.nn.modules.module"
-"""The module that calls ``forward``."""
+"""Name of the Python module that calls ``forward``."""
 
 
 def _note_pieces(original: Callable[..., Any], pieces: set[str]) -> Callable[..., None]:
@@ -446,7 +446,7 @@ def _remove_pieces_only(original: Callable[..., Any], pieces: set[str]) -> Calla
 
 
 def _is_piece() -> bool:
-    """Return whether a call comes from one of torch's own decompositions."""
+    """Return whether a call comes from one of torch's own decompositions of operators."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
@@ -478,7 +478,7 @@ KEEP_DEAD_CODE: Final = (
 
 @contextmanager
 def dead_code_recorded() -> Iterator[None]:
-    """Record operators without inputs and users while the block runs, unless torch decomposed them from another.
+    """Record operators without inputs and users while the block runs, unless they are parts of a larger torch operator.
 
     On meta torch's Python code calls other functions of torch to carry out a larger operator. Those are not the model's
     work; the larger operator is.

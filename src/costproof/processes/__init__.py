@@ -1,8 +1,8 @@
-"""Run work in other Python processes, through one protocol.
+"""Run tasks in worker processes: a pool, limits of time and memory, and messages from running tasks.
 
-A piece of work is a function that can be pickled. The other process reads its orders from stdin: it is not a fork of
-this one, and no ``multiprocessing`` child that would import the caller's script again, so it works from a notebook too.
-It ends as soon as its stdin does, so nothing outlives this process, however this one ends.
+A task is a function that can be pickled. A worker reads its tasks from stdin: it is not a fork of this process, and no
+``multiprocessing`` child that would import the caller's script again, so it works from a notebook too. It ends as
+soon as its stdin does, so no worker outlives this process, however this one ends.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ __all__ = ["Failed", "Late", "Limits", "Outcome", "Pool", "Say", "Work", "failur
 
 R = TypeVar("R")
 Say = Callable[[Any], None]
-"""Tells the process that ordered the work something while it goes on: progress, a part of the answer."""
+"""Callback by which a task sends messages to the process that started it: progress, or a part of the result."""
 Work = Callable[[Say], R]
-"""A piece of work: anything that can be pickled, such as a ``functools.partial`` of a function of a module."""
+"""A task: a function of a :data:`Say` callback that can be pickled, such as a ``functools.partial``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of one piece of work; 0 means no limit."""
+    """Resource limits of one task; 0 means no limit."""
 
     seconds: int = 0
     memory_bytes: int = 0
-    """Limit of the private memory of the whole process."""
+    """Limit of the private memory of the worker process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[R]):
-    """Result or failure of a piece of work."""
+    """Result or failure of a task."""
 
     name: str
     answer: R | None = None
     error: CostproofError | None = None
-    """Why there is no answer."""
+    """Why the task has no result."""
 
     def result(self) -> R:
-        """Return the result.
+        """Return the result of the task, or raise its error.
 
         Raises:
             CostproofError: there is none.
@@ -57,20 +57,20 @@ class Outcome(Generic[R]):
 
 
 Hear = Callable[[str, Any], None]
-"""Callback with the name of a piece of work and each message from it, called on a separate thread."""
+"""Callback with the name of a task and each message from it, called on a separate thread."""
 
 
 class Pool(Generic[R]):
-    """Process pool with one queue; a context manager that ends its processes."""
+    """Pool of worker processes with one task queue; a context manager that ends the processes."""
 
     def __init__(
         self, processes: int, limits: Limits | None = None, *, fresh: bool = False, ready: tuple[str, ...] = ()
     ) -> None:
-        """Create the pool; processes start when work arrives.
+        """Create the pool; worker processes start when tasks arrive.
 
         Args:
-            fresh: each piece has a process of its own, so that none meets what another left behind.
-            ready: modules that every piece needs and that take long to import: where it is possible, that is done once
+            fresh: each task has a process of its own, so that none meets what another left behind.
+            ready: modules that every task needs and that take long to import: where it is possible, that is done once
                 for all pools. They must not have begun threads nor a device when they are imported.
         """
         self.processes = processes
@@ -95,7 +95,7 @@ class Pool(Generic[R]):
             thread.join()
 
     def results(self, work: Mapping[str, Work[R]], hear: Hear = lambda name, said: None) -> Iterator[Outcome[R]]:
-        """Start all pieces of work, and yield the outcome of each in order of completion.
+        """Start all tasks, and yield the outcome of each in order of completion.
 
         Args:
             work: by name; taken up in this order.
@@ -114,7 +114,7 @@ class Pool(Generic[R]):
     def _serve(
         self, todo: queue.SimpleQueue[tuple[str, bytes]], done: queue.SimpleQueue[Outcome[R]], hear: Hear
     ) -> None:
-        """Give pieces of work to one process after another; a process that dies loses only its current piece."""
+        """Run queued tasks in one worker; if the worker dies, only its current task fails, and another one starts."""
         child: Child | None = None
         try:
             while True:
@@ -156,4 +156,4 @@ class Pool(Generic[R]):
 
 
 class _Closed(Exception):
-    """Raised when nobody waits for the pool's results any more."""
+    """Raised in the threads of a pool that has been closed."""

@@ -1,4 +1,4 @@
-"""Start worker processes, and run the loop of one: the parent's and the child's side."""
+"""Start worker processes, send them tasks, and run the task loop inside them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from costproof.ledger.offline import OFFLINE
 from costproof.processes.template import Forked, starting, template
 
 _LONGEST: Final = 300
-"""Characters of a line that other code wrote."""
+"""Longest part of a stderr line of other code that is shown, in characters."""
 
 
 class Failed(Incomplete):
-    """Raised if work failed with a foreign exception or its process died; ``what`` describes it in one line."""
+    """Raised if a task failed with a foreign exception or its worker died; ``what`` is a one-line description."""
 
 
 class Late(Failed):
-    """Raised if work exceeded its time limit."""
+    """Raised if a task exceeded its time limit."""
 
 
 class Child:
@@ -66,7 +66,7 @@ class Child:
             own(self.process.stdin, self.process.stdout)
 
     def do(self, order: bytes, seconds: int, hear: Callable[[Any], None]) -> Any:
-        """Send an order and return the answer.
+        """Send a pickled task to the worker, and return its result.
 
         Raises:
             CostproofError: the work raised it.
@@ -108,7 +108,7 @@ class Child:
             self.dead |= late.is_set()
 
     def kill(self) -> None:
-        """Kill the process and everything that it started."""
+        """Kill the worker process and every process that it started."""
         if self.process.returncode is None:
             with suppress(OSError):
                 _end_group(self.process.pid)
@@ -123,7 +123,7 @@ class Child:
                     stream.close()
 
     def _how_it_ended(self) -> str:
-        """Return the exit code, and the last line on stderr."""
+        """Return a text with the exit code of the worker and the last line that it wrote to stderr."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(5)  # it has closed its pipe, so it is about to end
         self.kill()
@@ -134,12 +134,12 @@ class Child:
 
 
 def environment_now() -> dict[str, str]:
-    """Return the environment variables for another Python process."""
+    """Return the environment variables for a worker: those of this process, offline, with a safe import path."""
     return {**os.environ, **OFFLINE, **safe_path()}
 
 
 def safe_path() -> dict[str, str]:
-    """Return variables that make another Python find the same packages, and nothing in the current folder.
+    """Return variables with which another Python finds the same packages, and none in the current folder.
 
     A downloaded model is where people work: a ``bisect.py`` beside its configuration is not the library's.
     """
@@ -147,7 +147,7 @@ def safe_path() -> dict[str, str]:
 
 
 def failure(error: BaseException, memory_bytes: int = 0) -> CostproofError:
-    """Return an error of a piece of work in a form that can be sent."""
+    """Convert an exception of a task to an error that can be pickled."""
     if isinstance(error, CostproofError):
         return error
     if memory_bytes and (isinstance(error, MemoryError) or "can't allocate memory" in message_of(error)):
@@ -158,7 +158,7 @@ def failure(error: BaseException, memory_bytes: int = 0) -> CostproofError:
 
 
 def serve(memory_bytes: int) -> None:
-    """Run the worker: read orders on stdin and write answers on stdout, until stdin ends."""
+    """Run the worker: read tasks from stdin and write results to stdout, until stdin ends."""
     answers, orders = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -187,7 +187,7 @@ def serve(memory_bytes: int) -> None:
 
 
 def _listen(orders: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
-    """Read orders while work is running; end the process when stdin ends."""
+    """Read tasks from stdin while another one is running; end the worker process when stdin ends."""
     try:
         while True:
             inbox.put(pickle.load(orders))  # bytes, which the main thread decodes
@@ -196,7 +196,7 @@ def _listen(orders: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
 
 
 def _end_group(leader: int) -> None:
-    """Kill a process and everything that it started."""
+    """Kill a process and every process that it started."""
     if hasattr(os, "killpg"):
         os.killpg(leader, signal.SIGKILL)
     else:

@@ -1,7 +1,7 @@
-"""Fork workers from a process that has already imported everything that the work needs.
+"""Fork worker processes from a template process that has already imported the modules that tasks need.
 
-It has run nothing but imports, on one thread, and ends as soon as the process does that asked for it. There is one
-where processes can be forked safely after imports, which is Linux; elsewhere each process is a plain Python.
+The template has run nothing but imports, on one thread, and ends with the process that started it. Only Linux has
+templates, since processes can be forked safely after imports there; elsewhere each worker is a new Python process.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import IO, Final, NoReturn
 from costproof.foreign import own
 
 _MOST: Final = 2
-"""Most live templates: one for a single process, one for processes that run in parallel."""
+"""Maximum number of live templates: one for single worker processes, one for workers that run in parallel."""
 _NOTE: Final = struct.Struct("=q")
-"""A process id, or an exit code."""
+"""Message of a template about a fork, eight bytes: its process id, or its exit code."""
 _CHANGING: Final = "PYTEST_CURRENT_TEST"
-"""Environment variable that describes the state of this process and has no effect on imports."""
+"""Environment variable that changes during a run but does not affect imports, so its value starts no new template."""
 
 _kept: dict[object, Template] = {}
 _lock = threading.RLock()
-"""Held while a process is started: a fork that another thread makes meanwhile would keep the pipes of it open."""
+"""Held while a process is started, since a fork in another thread would inherit its pipes and keep them open."""
 
 
 def template(modules: tuple[str, ...], environment: Mapping[str, str]) -> Template | None:
-    """Return a template process with these imports and environment; ``None`` if the platform has none.
+    """Return a template process with these imports and environment; ``None`` if the platform cannot fork safely.
 
     Raises:
         OSError: there is no room for a process.
@@ -81,7 +81,7 @@ def _release() -> None:
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a forked process, which lacks the owner thread; templates stay with the parent."""
+    """Replace the lock in a forked child, which lacks the thread that held it; templates stay with the parent."""
     global _lock
     _lock = threading.RLock()
 
@@ -100,7 +100,7 @@ class Forked:
         self.pid = 0
 
     def begin(self) -> None:
-        """Wait until the process runs.
+        """Wait until the forked process runs.
 
         Raises:
             OSError: there is no process to fork from any more.
@@ -110,7 +110,7 @@ class Forked:
             raise OSError("the process to fork from has ended")
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, or minus the number of a signal.
+        """Wait for the process to end; return its exit code, or minus the signal number that ended it.
 
         Raises:
             subprocess.TimeoutExpired: it still runs.
@@ -152,7 +152,7 @@ class Template:
         return self._process.poll() is not None
 
     def fork(self, said: int, memory_bytes: int) -> Forked:
-        """Return a new process that waits for orders and writes its stderr to ``said``.
+        """Fork a new worker process, which waits for tasks and writes its stderr to the file descriptor ``said``.
 
         Raises:
             OSError: there is no room for a process.
@@ -172,13 +172,13 @@ class Template:
         return forked
 
     def end(self) -> None:
-        """End the template; forked processes go on."""
+        """End the template process; forked workers go on."""
         self._asking.close()
         self.kill()
         self._process.wait()
 
     def kill(self) -> None:
-        """Kill the template without waiting."""
+        """Kill the template process without waiting for its end."""
         with suppress(OSError):
             self._process.kill()
 
@@ -192,7 +192,7 @@ def stand(modules: tuple[str, ...]) -> None:
             with suppress(Exception):  # work that needs the module reports that it is missing
                 import_module(name)
     running: dict[int, int] = {}
-    """Process id -> where to note its exit code."""
+    """File descriptor to write the exit code of a worker to, by process id."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -214,7 +214,7 @@ def stand(modules: tuple[str, ...]) -> None:
 
 @contextmanager
 def _ending_with(asked: socket.socket) -> Iterator[None]:
-    """End this process when its parent exits, also while the block runs."""
+    """End this process when its parent exits, even if the block is still running."""
     done, finish = os.pipe()
 
     def watch() -> None:
@@ -266,7 +266,7 @@ def _work(message: bytes, streams: list[int]) -> NoReturn:
 
 
 def _reap(running: dict[int, int]) -> None:
-    """Record the exit status of each ended process."""
+    """Send the exit code of each ended worker to the parent."""
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:

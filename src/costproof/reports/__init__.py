@@ -1,1 +1,1 @@
-"""Reports: documents on one subject each, and the printers that format them."""
+"""Define reports as documents on one subject each, and the printers that format them."""

@@ -1,4 +1,4 @@
-"""Report a certificate: its verdict, claims, domain and method."""
+"""Report the certificate of a proof: its verdict, claims, domain and method."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _WHY: Final = (
 
 
 def document(c: Certificate, form: Form) -> Document:
-    """Return the report of a certificate: the verdict, claims, domain and method."""
+    """Return the report of a proof's certificate: its verdict, claims, domain and method."""
     title, again = "Certificate: ", "costproof prove --verify certificate.json"
     if form == "md":
         body: list[Block] = [("Model ", Code(c.target.name), f": {model_line(c.target)}."), f"{proved_line(c.target)}."]
@@ -112,7 +112,7 @@ def _every_claim(c: Certificate) -> Table:
 
 
 def _sums(c: Certificate) -> Table:
-    """Return the table of FLOPs per stage: the sum of the certificate's claims, as a typeset formula."""
+    """Return the table of FLOPs per stage, each a typeset formula that sums the certificate's claims."""
     rows = [(stage, Html(mathml(text(factored(total)), c.symbols))) for stage, total in totals(c).items()]
     return Table(("Stage", "FLOPs, 2 per multiply-accumulate"), "l", rows)
 
@@ -153,7 +153,7 @@ def _claimed(c: Certificate) -> list[Block]:
 
 
 def totals(c: Certificate) -> dict[str, sympy.Expr]:
-    """Return stage -> the sum of the claims about its FLOPs, as an expression in the free symbols."""
+    """Return the FLOPs of each stage as one expression in the free symbols, summed over the claims."""
     found = {}
     for stage in c.target.stages:
         mine = [x for x in c.claims if x.stage == stage and x.metric == "flops" and x.method != _OF_ROWS]
@@ -239,7 +239,7 @@ def _configurations(c: Certificate) -> Iterator[Block]:
 
 
 def _seen(c: Certificate) -> Iterator[Prose]:
-    """Yield a sentence for each configuration key: its range over the random draws, or that it never varied."""
+    """Yield a sentence for each configuration key: its range over the random configurations, or that it is constant."""
     seen = c.coverage.seen
     ranges = [(k, f"{s.least:,} to {s.greatest:,}") for k, s in seen.items() if s.values > 1 and s.least is not None]
     others = [(k, f"{s.values} values") for k, s in seen.items() if s.values > 1 and s.least is None]
@@ -252,7 +252,7 @@ def _seen(c: Certificate) -> Iterator[Prose]:
 
 
 def place(e: Counterexample) -> str:
-    """Return the node that a counterexample is about: ``sam[crops]/sam.layers.0.lin:linear``."""
+    """Return the cost node of a counterexample as text: ``sam[crops]/sam.layers.0.lin:linear``."""
     where = f"{e.stage}[{e.invocation}]/{e.module}" if e.invocation else f"{e.stage}/{e.module}"
     return where + (f":{e.kind}" if e.kind else "")
 

@@ -1,4 +1,4 @@
-"""Report claims: published numbers next to ours, with the mistakes and conventions that explain a difference."""
+"""Report published numbers next to costproof's, with the mistakes and conventions that explain a difference."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sentence(report: ClaimsReport) -> str:
 
 
 def document(report: ClaimsReport, form: Form) -> Document:
-    """Return the report: a row for each claim, then how each claim comes about."""
+    """Return the report of checked claims: a table with a row per claim, then the explanation of each claim."""
     title = f"Claims on {report.target.title}"
     about = subject_lines(report.target, report.workload, form)
     source = f" ({report.source})" if report.source else ""
@@ -89,12 +89,12 @@ def _delta(j: Judgement) -> str:
 
 
 def _word(j: Judgement) -> str:
-    """Return the verdict under which a claim is counted; a fit that is not evidence has a word of its own."""
+    """Return the verdict that a claim counts under; ``undetermined`` with fitting causes is a verdict of its own."""
     return f"{j.status} (fits, not evidence)" if j.status == "undetermined" and j.explanations else j.status
 
 
 def _because(j: Judgement) -> str:
-    """Return the causes of a claim's difference from our number, as plain text."""
+    """Return the causes of the difference between a claim and costproof's number, as plain text."""
     if j.explanations:
         led = " + ".join(" or ".join((step.cause, *step.or_else)) for step in j.explanations[0].steps) + other_causes(j)
         return f"{led} fits, not evidence" if j.status == "undetermined" else led
@@ -109,7 +109,7 @@ def claimed_text(j: Judgement) -> Code:
 
 
 def cause_pieces(j: Judgement) -> tuple[str, ...]:
-    """Return the causes of a claim's difference: ``: `mac`, `causal triangle`; residual 0``; empty if there are none.
+    """Return the causes of a claim's difference: ``: `mac`, `causal triangle`; residual 0``; empty without causes.
 
     Causes that do the same here are all named; that other sets of as many causes lead there as well is said.
     """
@@ -123,12 +123,12 @@ def cause_pieces(j: Judgement) -> tuple[str, ...]:
 
 
 def other_causes(j: Judgement) -> str:
-    """Return a sentence on how many other sets of causes, besides the named one, also explain a claim."""
+    """Return a clause that other sets of causes explain the claim too; empty if only one set does."""
     return " or other causes, each set by itself" if len(j.explanations) > 1 else ""
 
 
 def claim_story(j: Judgement) -> list[Block]:
-    """Return the blocks that explain a claimed number; empty if it is right as it stands."""
+    """Return the blocks that explain a claimed number; empty if the number is right without any cause."""
     return list(_story(j)) if j.status != "right" or j.explanations or j.note else []
 
 
@@ -153,7 +153,7 @@ def _story(j: Judgement) -> Iterator[Block]:
 
 
 def _last(j: Judgement) -> Iterator[Prose]:
-    """Yield the sentences that follow the tables of a claim."""
+    """Yield the sentences after the tables of a claim: unexplained rest, counterexample, notes."""
     if j.status in ("unexplained", "refuted"):
         agree = not j.residual and (j.residual_expression or j.counterexample)
         yield "The numbers agree at this workload." if agree else f"Unexplained rest: {j.residual:+,}."

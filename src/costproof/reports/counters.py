@@ -1,4 +1,4 @@
-"""Report third-party counters: each number next to our own count, with the causes of every difference."""
+"""Report the numbers of third-party FLOP counters next to costproof's count, with the causes of every difference."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _METHOD: Final = (
     "its own unit; the error compares it in FLOP with our own count of the same forward. Decode is one step."
 )
 MAX_ROWS: Final = 15
-"""Rows of the section in another report."""
+"""Maximum number of counter rows in the section of another report."""
 _MOST_CAUSES: Final = 3
 
 
 def document(report: CounterReport, form: Form) -> Document:
-    """Return the report: the number of each counter next to our own count, with causes."""
+    """Return the report: the number of each third-party counter next to costproof's count, with causes."""
     about = subject_lines(report.target, report.workload, form)
     tools = Table(TOOLS, "llll", [(Code(name), Code(package), *rest) for name, package, *rest in
                                   map(_tool, report.compared.tools)])  # fmt: skip
@@ -101,7 +101,7 @@ def document(report: CounterReport, form: Form) -> Document:
 
 
 def section(compared: CounterComparison) -> Details:
-    """Return the totals of all counters as folded details, for another report."""
+    """Return the totals of all third-party counters as a folded section of another report."""
     remarks = Items(compared.remarks)
     if not compared.totals:
         return Details("Third-party counters: none", [remarks])
@@ -149,7 +149,7 @@ def _row(place: str, figure: Figure) -> TableRow:
 
 
 def counts(compared: CounterComparison) -> str:
-    """Return the number of tools by verdict: ``3 tools, 2 explained, 1 failed``."""
+    """Return the number of third-party counters by verdict: ``3 tools, 2 explained, 1 failed``."""
     verdicts = [f.verdict for f in compared.totals]
     return ", ".join([plural(len(verdicts), "tool"), *(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))])
 
@@ -164,31 +164,31 @@ def _tool(found: CounterTool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Row of the table of counters: a number, its causes, and a remark."""
+    """Row of the table of third-party counters: a count, the causes of its difference, and a remark."""
 
     cells: tuple[str, ...]
     """Texts of the row, one for each column of :data:`HEAD`."""
     causes: tuple[tuple[int, str, str, str], ...]
     """Causes of the difference, each as (amount, kind of cause, why it applies, an example)."""
     remark: str
-    """The error, or the unexplained rest; empty if there is none."""
+    """The error, or the unexplained rest of the difference; empty if there is neither."""
     values: tuple[int | None, ...]
-    """Exact values of the cells between name and verdict; ``None`` for cells that are not numbers."""
+    """Exact values of the cells between name and verdict; ``None`` for cells that are not integers."""
 
     def lines(self, *, causes: bool) -> list[str]:
-        """Return the lines of text below the table: the remark, or the causes."""
+        """Return the lines of text below the table for this row: its causes, or its remark."""
         if causes:
             return [f"{self.name}: {amount:+,}  {why}" for amount, _, why, _ in self.causes]
         return [f"{self.name}: {self.remark}"] if self.remark else []
 
     @property
     def name(self) -> str:
-        """Return the name of the counter, or of the user's number that the row shows."""
+        """Return the name of the counter, or of the user's number, in this row."""
         return self.cells[0]
 
 
 def figure_groups(report: CounterReport) -> list[tuple[str, list[Figure], bool]]:
-    """Return (title, rows, whether the group comes first and lists causes): the totals, then each call of a stage."""
+    """Return (title, rows, whether first and with causes) of the tables: the totals, then each call of a stage."""
     compared = report.compared
     places: dict[tuple[str, str], list[Figure]] = {}
     for found in compared.findings:
@@ -260,7 +260,7 @@ def _own_figure(number: OwnNumber) -> Figure:
 
 
 def _error(normalised: int | None, truth: int | None) -> str:
-    """Return the relative error: ``+1.23 %`` of the truth."""
+    """Return the error relative to the true count: ``+1.23 %``."""
     if normalised is None or not truth:
         return "?"
     delta = normalised - truth

@@ -1,4 +1,4 @@
-"""Report a diff: what changed between base and head, and what each change does to the cost."""
+"""Report what changed between base and head of a diff, and the effect of each change on the costs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MAX_ROWS: Final = 15
 """Maximum number of rows of the first table."""
 MAX_CHANGES: Final = 15
 MAX_TOLD: Final = 8
-"""Changes whose effect is described."""
+"""Maximum number of changes whose effect is described."""
 _PARTNERS: Final = 3
 _LONGEST: Final = 60
 _TOLD: Final = 400
@@ -69,12 +69,12 @@ _UNITS: Final = {"FLOP": "FLOP", "bytes": "B", "MAC": "MAC"}
 _REASONS: Final = 5
 _NAME: Final = 120
 _TERMS: Final = 40
-"""Maximum number of terms per quantity in a comment; the JSON has all."""
+"""Maximum number of formula terms per quantity in a comment; the JSON has all terms."""
 MetricSums = dict[Metric, Quantity]
 
 
 def document(found: Diff, form: Form) -> Document:
-    """Return the report: the verdict, the sums that changed, what changed, and what each change did."""
+    """Return the report of a diff: the verdict, changed sums, changed settings, and the effect of each change."""
     if form in ("html", "cell"):
         return _page(found, cell=form == "cell")
     about = counted_lines(found.base, found.head)
@@ -125,7 +125,7 @@ def document(found: Diff, form: Form) -> Document:
 
 
 def _page(found: Diff, *, cell: bool) -> Document:
-    """Return the HTML page, or a notebook cell, which has no script and folds all metrics but the first."""
+    """Return the HTML page of a diff, or a notebook cell, which has no script and folds all metrics but the first."""
     metrics = [m for m in EVERY_METRIC if m in found.totals and m != "calls"]
     sides, first = (("Base", found.base), ("Head", found.head)), headline(found)
     about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
@@ -187,7 +187,7 @@ def _metric(found: Diff, metric: Metric) -> Markup:
 
 
 def _rows(found: Diff) -> Iterator[Block]:
-    """Yield a searchable table of the rows that changed, for each source."""
+    """Yield, for each source, a searchable table of the changed rows."""
     head = ("Stage", "Part", "Fate", "Metric", "Base", "Head", "Δ", "Δ", "Δ %")
     for source, part in found.by_source.items():
         if not part.rows:
@@ -209,7 +209,7 @@ def _numbers(q: Quantity | RowDiff, metric: Metric) -> tuple[str, ...]:
 
 
 def _details(found: Diff) -> Iterator[Details]:
-    """Yield the collapsible sections of a comment, most valuable first."""
+    """Yield the collapsible sections of a comment on a diff, most valuable first."""
     apart_ = [(Code(truncate(p.name, 4 * _NAME)), f": {p.why}") for p in found.players if p.why]
     if apart_:
         title = "Keys that are not told apart, because a model with only some of them is refused"
@@ -275,7 +275,7 @@ def _part(row: RowDiff) -> str:
 
 
 def _fate(row: RowDiff) -> tuple[str, ...]:
-    """Return ``added``, ``removed`` or ``moved`` for a part that only base or head has at this place; else nothing."""
+    """Return ``added``, ``removed`` or ``moved`` for a part that only base or only head has; else an empty text."""
     if row.moved:
         return f" ({row.change}: ", Code(row.moved), ")"
     return () if row.change == "changed" else (f" ({row.change})",)
@@ -291,7 +291,7 @@ def _side(name: str, side: Side) -> Prose:
 
 @dataclass(frozen=True, slots=True)
 class SumChange:
-    """A metric's sum over a stage or the whole run, in base and head, where it changed."""
+    """Change of a metric, summed over a stage or the whole run, between base and head."""
 
     stage: str
     metric: Metric
@@ -307,7 +307,7 @@ def headline(found: Diff) -> Metric:
 
 
 def diff_sentence(found: Diff) -> str:
-    """Return the verdict in one or two sentences."""
+    """Return the verdict of a diff in one or two sentences."""
     rows = sum(len(part.rows) for part in found.by_source.values())
     every = rows + sum(part.same_rows for part in found.by_source.values())
     sources = first_names([truncate(s, _LONGEST) for s in found.by_source], 4)
@@ -345,7 +345,7 @@ def _change(delta: int, base: int | None, metric: Metric) -> str:
 
 
 def format_amount(value: int | None, metric: Metric) -> str:
-    """Format a number with its unit: ``1.47 TFLOP``; ``unknown`` for None."""
+    """Format a number with the unit of its metric: ``1.47 TFLOP``; ``unknown`` for None."""
     return "unknown" if value is None else human(value, _UNITS.get(EVERY_METRIC[metric].unit, ""))
 
 
@@ -377,7 +377,7 @@ def format_change(one: Change) -> str:
 
 
 def changed_sums(found: Diff) -> Iterator[SumChange]:
-    """Yield the changed sums: the headline metric by stage, other totals, peaks, then other sums by stage.
+    """Yield changed sums in order: the headline metric by stage, other totals, peaks, other sums by stage.
 
     Peaks, which nothing adds up to, stand after what does.
     """
@@ -405,12 +405,12 @@ def uncompared_peaks(found: Diff) -> list[str]:
 
 
 def _named(name: str) -> str:
-    """Return the description of a change other than a configuration key, by its name."""
+    """Return the description of a change that is not a configuration key, given its name."""
     return " with ".join(_APART.get(part, part) for part in name.split(" + "))
 
 
 def attribute_changes(found: Diff) -> Iterator[tuple[str, str]]:
-    """Yield, for each change, a text of it and of its share of the headline metric; the largest share comes first."""
+    """Yield (description, share of the headline metric) of each change as texts, largest share first."""
     metric = headline(found)
     q = found.totals.get(metric)
     if q is None:
@@ -445,7 +445,7 @@ def attribute_changes(found: Diff) -> Iterator[tuple[str, str]]:
 
 
 def _other_effects(found: Diff, metric: Metric, name: str) -> str:
-    """Return the effect of a changed part on parameters and bytes; empty for other kinds of changes."""
+    """Return the effect of a changed module on parameters and bytes; empty for other kinds of changes."""
     if name not in {c.key for c in found.modules.changed}:
         return ""
     shares = {m: found.totals[m].shares.get(name) for m in _BESIDE if m in found.totals and m != metric}
@@ -453,7 +453,7 @@ def _other_effects(found: Diff, metric: Metric, name: str) -> str:
 
 
 def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:
-    """Return the stage that has at least half of a change's share: ``all in prefill``, ``+4.10 GFLOP in decode``."""
+    """Return the stage with at least half of a change's effect: ``all in prefill``, ``+4.10 GFLOP in decode``."""
     shares = {s.id: s.totals[metric].shares.get(name, 0) for s in found.stages if metric in s.totals}
     stage = max(shares, key=lambda s: abs(shares[s]), default="")
     if len(shares) < 2 or metric in STAGE_WIDE or 2 * abs(shares[stage]) < abs(share):

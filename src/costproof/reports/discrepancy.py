@@ -1,4 +1,4 @@
-"""Report how the counts of the sources compare, as a full document and as a comment of limited length."""
+"""Report how the counts of the sources compare, as a full document and as a short comment."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from costproof.views.numbers import exact, truncate
 from costproof.views.results import Results, open_findings, tally
 
 MAX_ROWS: Final = 15
-"""Maximum number of rows of the first table, and of the short text."""
+"""Maximum number of rows of the first table and of the comment."""
 LIMIT: Final = 65_536
-"""Maximum number of characters of the short text, below GitHub's limit for a comment."""
+"""Maximum number of characters of the comment, below GitHub's limit."""
 _MAX_REASONS: Final = 5
 _LONGEST: Final = 160
 MAX_OPEN: Final = 50
-"""Maximum number of open findings that the text lists; the JSON file has all."""
+"""Maximum number of open findings in the text; the JSON file has all."""
 MAX_EVIDENCE: Final = 6
 _MEANING: Final = (
     "Delta is the first source minus its reference; residual is delta minus the accepted causes. "
@@ -95,12 +95,12 @@ def _levels(found: Discrepancy) -> tuple[str, ...]:
 
 
 def _values(f: Finding, sources: Sequence[str]) -> tuple[str, ...]:
-    """Return the cells of a finding's row: the number of each source."""
+    """Return the cells of a finding's row with the count of each source."""
     return tuple(exact(f.values[s]) if s in f.values else "—" for s in sources)
 
 
 def _sources(found: Discrepancy) -> list[str]:
-    """Return the sources of a comparison, in the order of columns."""
+    """Return the sources of a comparison, in the order of the table columns."""
     return list(order({s for f in found.findings for s in f.values}))
 
 
@@ -112,7 +112,7 @@ def _open(found: Discrepancy) -> list[Block]:
 
 
 def _findings(found: Sequence[Finding]) -> list[Block]:
-    """Return the blocks of the first findings, and a line on how many more there are."""
+    """Return the blocks of the first findings, and a line with the number of omitted ones."""
     more = len(found) - MAX_OPEN
     items = Items(tuple(item for f in found[:MAX_OPEN] for item in finding(f)))
     return [items, *([f"… and {plural(more, 'more finding')} in the JSON file."] if more > 0 else [])]

@@ -18,7 +18,7 @@ Subjects select their content by format; printers determine the appearance.
 
 
 class Code(str):
-    """A name or an expression, typeset as code."""
+    """A name or an expression, set in code font."""
 
     __slots__ = ()
 
@@ -30,18 +30,18 @@ class Strong(str):
 
 
 class Markdown(str):
-    """Finished Markdown inside a piece of prose."""
+    """Markdown markup inside prose, printed without escaping."""
 
     __slots__ = ()
 
 
 Prose = str | tuple[str, ...]
-"""Plain text, or pieces of it, some of them :class:`Code`, :class:`Strong` or markup of the format. Never escaped."""
+"""Plain text, or a tuple of texts and marked-up pieces such as :class:`Code` and :class:`Strong`; not escaped yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A formatted integer together with its exact value, by which pages sort and copy it."""
+    """A formatted integer with its exact value, by which pages sort and copy it."""
 
     value: int | None
     shown: str
@@ -49,7 +49,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A status or verdict, printed in its colour and after its glyph."""
+    """A status or verdict, printed in its colour after its glyph."""
 
     word: str
     more: Prose = ""
@@ -68,7 +68,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The sentence that states the verdict, for documents whose head does not show it."""
+    """The sentence that states the verdict, for documents whose header does not have it."""
 
     word: str
     sentence: str
@@ -87,7 +87,7 @@ class TableRow:
 
     cells: tuple[Cell, ...]
     status: str = ""
-    """The choice under which a searchable table filters it."""
+    """The value by which a searchable table filters the row."""
     more: tuple[Block, ...] = ()
     title: str = ""
     """Title of :attr:`more`."""
@@ -95,7 +95,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. Texts show the first :attr:`most` rows and say how many more there are."""
+    """A table, of which plain text and Markdown show the first :attr:`most` rows and the number of the others."""
 
     head: tuple[str, ...]
     align: str
@@ -106,18 +106,17 @@ class Table:
     noun: str = "row"
     """Singular noun for a row: ``claim``."""
     rest: str = "the JSON"
-    """Location of the remaining rows: ``certificate.json``."""
+    """Where the remaining rows are: ``certificate.json``."""
     keys: int | None = None
-    """Number of leading columns that identify a row, repeated where a screen splits the table; default: columns of
-    words."""
+    """Leading columns that identify a row and repeat where a screen splits the table; default: the text columns."""
     searchable: bool = False
-    """Whether pages make it searchable and sortable."""
+    """Whether HTML pages make the table searchable and sortable."""
     total: bool = False
     """Whether the last row is a sum."""
     prose: bool = False
     """Whether the last column holds sentences, which screens may break."""
     style: str = ""
-    """Class of the element on pages."""
+    """CSS class of the table on HTML pages."""
 
     @property
     def cells(self) -> list[tuple[Cell, ...]]:
@@ -137,7 +136,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Blocks that Markdown and pages fold under a title, and that plain text leaves out."""
+    """Blocks folded under a title in Markdown and on pages, and left out of plain text."""
 
     title: Prose
     body: Sequence[Block]
@@ -150,7 +149,7 @@ class DocumentSection:
     title: Prose
     body: Sequence[Block]
     flagged: bool = False
-    """Whether pages emphasize it: it keeps the result from being settled."""
+    """Whether pages emphasise the section, since its content keeps the result from being settled."""
     id: str | None = None
 
 
@@ -185,7 +184,7 @@ class Document:
     about: Sequence[Prose] = ()
     """Lines that describe the counted model, workload and conditions."""
     foot: Sequence[Block] = ()
-    """Conventions and versions."""
+    """Conventions and package versions, printed at the end."""
     sign: str = ""
     """An emoji in front of the title of a comment."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -203,7 +202,7 @@ def pieces(prose: Prose) -> tuple[str, ...]:
 
 
 def code_list(names: Iterable[str], between: str = ", ") -> tuple[str, ...]:
-    """Return names as code with separators between them."""
+    """Return prose that lists names in code font with separators between them."""
     joined = [piece for name in names for piece in (between, Code(name))]
     return tuple(joined[1:])
 

@@ -1,4 +1,4 @@
-"""Escape names from models and files for Markdown, text and files. They are data, never markup."""
+"""Escape names from models and files for Markdown, text and files, so that none acts as markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report an explanation: the cost of a stage by formula, with values substituted, next to the counts of graphs."""
+"""Report the cost of a stage by formula, with values substituted, next to the counts of graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LABELS: Final = 3
 
 
 def document(found: Explanation, form: Form) -> Document:
-    """Return the report: the formulas of each call, then symbols and derivations. Every number is exact."""
+    """Return the report: the exact formulas of each call, then symbols and derivations."""
     info = EXPLAINED[found.metric]
     about = subject_lines(found.target, found.workload, form)
     idle = [] if found.calls else ["This stage does not run at this workload."]
@@ -107,7 +107,7 @@ def _part_lines(part: FormulaPart, unit: str) -> list[str]:
 
 
 def match_words(part: FormulaPart, match: GraphMatch) -> str:
-    """Describe a graph's count of a formula part, unescaped: ``static: equal, aten.linear (aten.linear_1)``."""
+    """Describe, unescaped, how a graph counts one part of a formula: ``static: equal, aten.linear (aten.linear_1)``."""
     if match.value is None:
         same = "unknown"
     elif match.value == part.total:
@@ -127,7 +127,7 @@ def _wrap_lines(label: str, text: str) -> list[str]:
 
 
 def _call_section(call: ExplainedCall, unit: str) -> DocumentSection:
-    """Return the Markdown section of a call: its sizes, its formula, and a table of the formula's parts."""
+    """Return the Markdown section of a call: its sizes, its formula, and a table of the formula's summands."""
     body: list[Block] = []
     if call.symbols:
         sizes = [piece for s, v in sorted(call.symbols.items()) for piece in (", ", Code(s), f" = {exact(v)}")]
@@ -152,7 +152,7 @@ def _call_section(call: ExplainedCall, unit: str) -> DocumentSection:
 
 
 def _call_blocks(call: ExplainedCall, unit: str) -> list[Block]:
-    """Return the blocks of a page about a call, with typeset formulas."""
+    """Return the blocks of an HTML page on one call, with typeset formulas."""
     sizes = join_markup(
         *(piece for s, v in sorted(call.symbols.items()) for piece in (" ", h("code", s), f" = {exact(v)}"))
     )

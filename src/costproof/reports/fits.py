@@ -1,13 +1,14 @@
-"""Report whether a run fits into memory, by kind of bytes and with limits of settings, and what a checkpoint takes."""
+"""Report whether a run fits into memory, by kind of bytes and with limits of settings; report checkpoint sizes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import KV_BLOCK, TargetInfo, cache_counted, counted_line, quantised_clause
 from costproof.reports.document import (
@@ -97,7 +98,7 @@ def document(found: Fits, form: Form) -> Document:
 
 
 def fit_sentence(found: Fits) -> str:
-    """Return the verdict with its reason."""
+    """Return the verdict of a memory estimate with its reason."""
     room = f"{exact(found.memory_bytes)} B"
     peaked = found.live_bytes is None and found.peaks_bytes is not None
     if not found.is_known:
@@ -130,7 +131,7 @@ def fit_sentence(found: Fits) -> str:
 
 
 def _as_counted(found: Fits) -> TargetInfo:
-    """Return the target without the stored formats that the memory count already includes."""
+    """Return the target's description without the weight format that the memory estimate already includes."""
     left = {part: text for part, text in found.target.quantised.items() if part != "weights" or not found.stored_format}
     return replace(found.target, quantised=left)
 
@@ -141,7 +142,7 @@ def _counted(found: Fits) -> str:
 
 
 def _transient(found: Fits) -> str:
-    """Return the name of the weights that are held only while modules run."""
+    """Return the name of the weights that are in memory only while modules run."""
     if found.workload.mesh.fsdp > 1:
         return "gathered parameters and their buffers, at most"
     return "the largest matrix, unpacked"
@@ -182,12 +183,12 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
 
 
 def _all_held(found: Fits, text: str) -> str:
-    """Return a text about what is held with attributes named beside buffers, if some are held."""
+    """Add the word attributes to a text about the bytes in memory, if some tensors are plain attributes."""
     return text.replace("weights, buffers", "weights, buffers, attributes") if found.attributes_bytes else text
 
 
 def _labelled(found: Fits, *names: str) -> tuple[str, ...]:
-    """Return names of bytes, with the dtype that they assume of a cache whose format is not known."""
+    """Return names of bytes, extended by the dtype assumed for a cache whose format is unknown."""
     more = f", as if the cache were {found.workload.dtype}" if _unknown_cache(found) else ""
     return tuple(f"{name}{more}" if re.search("cache|live peak", name, re.IGNORECASE) else name for name in names)
 
@@ -213,7 +214,7 @@ def _scope_sentences(found: Fits) -> list[str]:
 
 
 def _stages(found: Fits) -> list[tuple[str, ...]]:
-    """Return the rows of the stages; none for a single stage, whose bytes equal the total."""
+    """Return the table rows of the stages; empty for a single stage, whose bytes equal the total."""
     return (
         []
         if len(found.stages) == 1
@@ -238,6 +239,10 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
         ("batch", "The largest batch at this length"),
         ("text_tokens", "The longest text in this batch"),
     ):
+        for limit in (of[setting] for of in (by_cache, by_peak, by_bound) if setting in of):
+            held = [p.at for p in limit.points if p.bytes <= found.memory_bytes]
+            if held and limit.outcome == "from":
+                check_recounts([Recount("", what, "fits", (_most(limit) or "") == exact(max(held)), True)])
         if setting in by_peak and (most := _most(by_peak[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
             lines.append(f"{what}: {most}" + (f" (by the cache alone {alone})." if alone not in (None, most) else "."))
@@ -248,7 +253,18 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     if less_held and not _unknown_cache(found):
         less = exact(found.last_logits_bytes)
         lines.append(f"Logits of all positions decide the live peak: with --logits last it is {less} B.")
+    known = {exact(number) for number in _integers(asdict(found))}
+    for size in re.findall(r"([\d,]+) B\b", " ".join(lines)):
+        check_recounts([Recount("", f"{size} B in a line of the report", "is in the JSON", size in known, True)])
     return tuple(lines)
+
+
+def _integers(data: object) -> Iterator[int]:
+    """Yield the integers in nested data."""
+    if isinstance(data, int):
+        yield data
+    for value in data.values() if isinstance(data, dict) else data if isinstance(data, list | tuple) else ():
+        yield from _integers(value)
 
 
 def _tried_row(x: MeshTried) -> tuple[str, ...]:
@@ -265,7 +281,7 @@ def _holders(ranks: tuple[int, ...], world: int) -> str:
 
 
 def _rank_line(found: Fits) -> str:
-    """Return a sentence on the ranks that hold the most, and the rank that is counted."""
+    """Return a sentence that names the ranks with the most bytes and the rank that was counted."""
     world, counted = found.workload.mesh.world, f"these bytes and limits are of rank {found.rank}"
     if len(found.ranks) > 1 and found.held_weights is not None:
         hold = _holders(found.ranks[0].ranks, world)
@@ -282,7 +298,7 @@ def _rank_line(found: Fits) -> str:
 
 
 def _most(x: MemoryLimit) -> str | None:
-    """Return a sentence on the largest value of a setting that fits; ``None`` if it was not solved."""
+    """Return a sentence with the largest value of a setting that fits; ``None`` if it was not solved."""
     if x.outcome == "from" and x.at is not None:
         return next((exact(p.at) for p in x.points if p.at < x.at), "none")
     if x.outcome == "refused" and x.at is not None:
@@ -293,7 +309,7 @@ def _most(x: MemoryLimit) -> str | None:
 
 
 def limit_sentences(x: MemoryLimit, found: Fits) -> tuple[str, str]:
-    """Return two sentences on a solved limit: the limit itself, and the bytes just below and above it."""
+    """Return two sentences on a solved limit: the setting value, and the bytes just below and at the limit."""
     name, room = x.setting.replace("_", "-"), found.memory_bytes
     held = _all_held(found, _HELD[x.held])
     sides = "; ".join(
@@ -320,7 +336,7 @@ STORED_MEANING: Final = (
 
 
 def stored_document(found: StoredCheckpoint, form: Form) -> Document:
-    """Return the report of a checkpoint; plain text lists only the largest parts."""
+    """Return the report of a checkpoint's tensors; plain text lists only the largest parts."""
     rows = [(Code(p.name), p.dtype, str(list(p.shape)), exact(p.tensors), _number(p.bytes)) for p in found.parts]
     most = None if form == "html" else MOST_STORED
     body: list[Block] = [
@@ -361,7 +377,7 @@ def _stored_totals(found: StoredCheckpoint) -> Iterator[tuple[str, Number]]:
 
 
 def stored_sentence(found: StoredCheckpoint) -> str:
-    """Return the size of a checkpoint in one sentence, with the result of comparing it to headers if they were read."""
+    """Return the size of a checkpoint in one sentence, with the comparison to file headers if they were read."""
     how = ", ".join(found.formats) or "not quantised"
     size = f"{exact(found.totals.bytes)} B ({human(found.totals.bytes, 'B')}), {how}"
     if found.headers is None:

@@ -1,4 +1,4 @@
-"""Report a gate as text, as a comment on a pull request, as a page, and as JUnit, SARIF and GitHub commands."""
+"""Report the result of a gate as text, pull-request comment, page, JUnit, SARIF and GitHub commands."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from costproof.views.describe import counted_lines, versions_line
 from costproof.views.numbers import first_names, truncate
 
 HEAD: Final = ("Result", "Place", "Metric", "Δ %", "Δ", "Limit", "Base", "Head")
-"""Headings of the table of checks; the most important come first, as a phone shows only the first columns."""
+"""Headings of the table of checks, most important first, as a phone shows only the first columns."""
 _ALIGN: Final = "lllrrrrr"
 _REASON: Final = 300
 _NAME: Final = 120
 _MOST_ROWS: Final = 20
-"""Maximum number of rows and reasons in the text."""
+"""Maximum number of table rows and of reasons in the text."""
 _MOST_COMMENTED: Final = 15
 _MOST_REASONS: Final = 5
 _MOST_FOLDED: Final = 200
@@ -63,12 +63,12 @@ _RULES: Final = {
         "Count both with the same sources at the same workload; inputs: any lets workloads and targets differ.",
     ),
 }
-"""Status -> (rule id, description, advice)."""
+"""SARIF rules (id, description, advice) by status of a check."""
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def document(found: Gate, form: Form) -> Document:
-    """Return the report: verdict, checks that did not plainly pass, allowances to remove, changed inputs."""
+    """Return the report of a gate: verdict, checks with remarks, allowances to remove, changed inputs."""
     shown, passed = merged_checks(found, "unknown", "over", "allowed"), merged_checks(found, "passed")
     notes, why = unused_allowances(found), reasons(found)
     names: tuple[str, ...] = tuple(dict.fromkeys((found.base.name, found.head.name)))
@@ -139,7 +139,7 @@ def _cells(x: GateLine, longest: int | None = None) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GateLine:
-    """A check of the gate, merged over all sources that give the same result."""
+    """A check of the gate; sources with equal results are merged into one line."""
 
     check: Check
     sources: tuple[str, ...]
@@ -170,7 +170,7 @@ def merged_checks(found: Gate, *statuses: CheckStatus) -> list[GateLine]:
 
 
 def shared_reasons(found: Sequence[GateLine]) -> list[tuple[str, str]]:
-    """Return (places, reason) for the rows of a table; equal reasons are merged."""
+    """Return (places, reason) of the checks in a table; checks with equal reasons are merged."""
     said: dict[str, dict[str, None]] = {}
     for x in found:
         if x.check.why:
@@ -197,7 +197,7 @@ def gate_sentence(found: Gate) -> str:
 
 
 def reasons(found: Gate) -> list[str]:
-    """Return every reason, besides an exceeded limit, why the gate does not pass."""
+    """Return every reason, apart from exceeded limits, why the gate does not pass."""
     return [*found.incomplete, *found.silent, *(x.sentence for x in merged_checks(found, "unknown"))]
 
 
@@ -207,7 +207,7 @@ def unused_allowances(found: Gate) -> list[str]:
 
 
 def idle_text(a: AllowanceUse) -> str:
-    """Return the sentence about one allowance that has expired or is not needed."""
+    """Return the sentence about one policy allowance that has expired or is not needed."""
     state = "has run out" if a.state == "expired" else "is not needed"
     return f"the allowance for {a.place} ({truncate(a.reason, 80)}, until {a.until}) {state}"
 

@@ -1,4 +1,4 @@
-"""Report the time bounds of a run on several devices with their communication."""
+"""Report the time bounds of a run on several devices, including communication."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEANING: Final = (
 
 
 def link_blocks(found: LinkBounds, *, text: bool, title: str = "") -> list[Block]:
-    """Return the bounds by stage, the slowest ranks, and the collectives."""
+    """Return tables of the time bounds by stage and of the collectives, and sentences on the ranks."""
     times = [(Code(s.id or "whole run"), *_cells(s)) for s in _shown(found)]
     stages = Table(STAGES, "lrrrrl", times, keys=1, title=title)
     sent = [(Code(s), Code(p), *rest) for s, p, *rest in collective_rows(found)]
@@ -34,7 +34,7 @@ def link_blocks(found: LinkBounds, *, text: bool, title: str = "") -> list[Block
 
 
 def devices_sentence(found: LinkBounds) -> str:
-    """Return a sentence on the devices and the rates between them."""
+    """Return a sentence on the devices and the bandwidths between them."""
     inside = f"{human(found.interconnect, 'B/s')} from each to the others"
     if found.network is None:
         return f"{found.count} devices in one node: {inside}, in one direction."
@@ -69,7 +69,7 @@ def _cells(s: StageLinks) -> tuple[str, ...]:
 
 
 def collective_rows(found: LinkBounds) -> list[tuple[str, ...]]:
-    """Return the cells of :data:`COLLECTIVES`, those that take longest first."""
+    """Return the rows of the table :data:`COLLECTIVES`, slowest first."""
     return [
         (c.stage, c.part, c.kind, exact(c.ranks), exact(c.nodes), exact(c.messages), human(c.payload_bytes, "B"),
          human(c.sent_bytes, "B"), duration(c.seconds))
@@ -78,7 +78,7 @@ def collective_rows(found: LinkBounds) -> list[tuple[str, ...]]:
 
 
 def link_cells(found: LinkBounds | None, stage: str) -> dict[str, object]:
-    """Return the values of :data:`COLUMNS` of a stage, or of the whole run; empty on one device."""
+    """Return the values of :data:`COLUMNS` by column, for a stage or the whole run; empty on one device."""
     here = () if found is None else (s for s in found.stages if s.id == stage)
     return {
         name: value

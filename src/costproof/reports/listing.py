@@ -1,4 +1,4 @@
-"""Report lists as text: the operators of a stage, the coverage of operator rules, and devices."""
+"""Report as text: the operators of a stage, the coverage of operator rules, and devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from costproof.views.numbers import exact, human, share
 
 _LAYER: Final = re.compile(r"(.*?\.\d+)(?:\.|$)")
 _READS: Final = 60
-"""Maximum number of characters of an operator's arguments."""
+"""Maximum number of characters of an operator's arguments in a listing."""
 
 
 def listing_text(found: Sequence[OperatorListing], width: int | None = None) -> str:
@@ -48,7 +48,7 @@ def _listing(found: OperatorListing) -> Iterator[str]:
 
 
 def _alike(lines: Sequence[OperatorLine]) -> list[list[tuple[str, list[OperatorLine]]]]:
-    """Return runs of consecutive equal layers; each layer is (path, lines)."""
+    """Return groups of consecutive equal layers; each layer is (path, operator lines)."""
     runs: list[list[tuple[str, list[OperatorLine]]]] = []
     for path, some in layers(lines):
         before = runs[-1][-1] if runs else None
@@ -60,7 +60,7 @@ def _alike(lines: Sequence[OperatorLine]) -> list[list[tuple[str, list[OperatorL
 
 
 def layers(lines: Sequence[OperatorLine]) -> list[tuple[str, list[OperatorLine]]]:
-    """Split lines by layer into (path of the layer, its consecutive lines); the path is empty outside of layers."""
+    """Split operator lines by layer into (layer path, consecutive lines); the path is empty outside of layers."""
     return [(path, list(some)) for path, some in groupby(lines, key=lambda x: _layer(x.module))]
 
 
@@ -70,7 +70,7 @@ def _layer(module: str) -> str:
 
 
 def form(path: str, lines: Sequence[OperatorLine]) -> tuple[object, ...]:
-    """Return a key that equal layers share: places, operators, shapes and costs, without node names."""
+    """Return a key that equal layers share: module names, operators, shapes and costs, without node names."""
     own = ((x.operator, x.module[len(path) :], x.returns, x.flops, x.vector_flops, x.why, x.bytes) for x in lines)
     return (path.rpartition(".")[0], *own)
 
@@ -87,7 +87,7 @@ def _line(line: OperatorLine, whole: int | None, indent: str) -> str:
 
 
 def coverage_text(capture: Capture, glob: str = "*", width: int | None = None) -> str:
-    """Return, for each source, a table of operator kinds with their FLOPs, and the operators without a rule."""
+    """Return a table per source of operator kinds with their FLOPs, and the operators without a rule."""
     lines: list[str] = []
     for ledger in capture.ledgers:
         if "flops" in ledger.metrics:
@@ -142,7 +142,7 @@ def _short(figure: DeviceFigure | None, unit: str) -> str:
 
 
 def device_text(device: Device, width: int | None = None) -> str:
-    """Return a device's figures, each with its quotations, and the list of sources."""
+    """Return a device's rates and sizes, each with the quoted passage it comes from, and the list of sources."""
     return fill_lines(_device_lines(device), width)
 
 

@@ -30,7 +30,10 @@ from costproof.reports.escape import code, details, markdown, table, unbroken
 from costproof.views.numbers import first_names
 
 BUDGET: Final = 60_000
-"""Bytes of a comment. GitHub takes 65,536 characters and 262,144 bytes; no character is shorter than a byte."""
+"""Maximum size of a comment in bytes.
+
+GitHub takes 65,536 characters and 262,144 bytes; no character is shorter than a byte.
+"""
 _LOUD: Final = ("unexplained", "unsupported")
 
 
@@ -43,7 +46,7 @@ class MarkdownPrinter:
     """
 
     def __init__(self, budget: int | None = None) -> None:
-        """Set the size limit in bytes, or ``None`` for a full report."""
+        """Set the size limit in bytes; ``None`` for a full report without limit."""
         self.budget = budget
 
     def document(self, d: Document) -> str:

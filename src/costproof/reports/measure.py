@@ -1,4 +1,4 @@
-"""Report measured times with their bounds, by stage, part and operator; and the profile of a run."""
+"""Report measured times with their bounds, by stage, part and operator, and the profile of a run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ CLOCKS: Final = (
 VARIANTS: Final = ("Forward", "Stage", "Eager", "Predicted", "CUDA graph", "Kernels, gaps, replay", "Compiled")
 SPLIT: Final = tuple(f.name for f in fields(TimeSplit))
 ALWAYS: Final = frozenset({"floor", "traffic", "shapes", "other", "residual", "jitter"})
-"""Parts whose columns are never left out."""
+"""Components of a time whose columns are shown even if all values are zero."""
 OPERATORS: Final = ("Forward", "Stage", "Operator", "Shapes", "Calls", "Alone", "All calls", "Share")
 MODEL: Final = (
     "Forward", "Stage", "Part", "FLOPs", "Bytes", "At the roof", "Operators alone", "Share", "Alone / roof",
@@ -139,7 +139,7 @@ def document(found: Measurement, form: Form) -> Document:
 
 
 def _says(found: Measurement) -> list[str]:
-    """Return the paragraphs that explain the columns of stage times."""
+    """Return the paragraphs that explain the columns of the table of stage times."""
     known = all(row.clocks is not None for row in found.rows)
     if found.predicted:
         return [PREDICTS] if known or found.device.module_call is not None else [PREDICTS, NO_COSTS]
@@ -152,7 +152,7 @@ def _on_device(found: Measurement) -> bool:
 
 
 def _split(found: Measurement) -> Table:
-    """Return the table of the parts that add up to each time; parts that are zero in all rows are omitted."""
+    """Return the table of the components that add up to each time; components that are zero in all rows are omitted."""
     rows = [{} if row.split is None else asdict(row.split) for row in found.rows]
     names = [name for name in SPLIT if any(part not in (None, "0") for part in (row.get(name) for row in rows))]
     names = [name for name in SPLIT if name in names or name in ALWAYS]
@@ -168,7 +168,7 @@ def _split(found: Measurement) -> Table:
 
 
 def _clocks(found: Measurement) -> list[Block]:
-    """Return the host and device clocks of the stages, and where the device begins to bind; empty if unknown."""
+    """Return the host and device time of each stage, and where the device becomes the slower one; empty if unknown."""
     rows = [row for row in found.rows if row.clocks is not None]
     if not rows:
         return []
@@ -196,7 +196,7 @@ def _clock_cells(row: MeasuredStage) -> tuple[str, ...]:
 
 
 def _variants(found: Measurement) -> list[Block]:
-    """Return the times as CUDA graphs and compiled, or why there are none; empty if neither was requested."""
+    """Return the times as CUDA graphs and compiled, or why they are missing; empty if neither was requested."""
     rows = [row for row in found.rows if row.graph is not None or row.compiled is not None]
     table = []
     lacking: dict[tuple[str, str], list[str]] = {}
@@ -222,7 +222,7 @@ def _variant(form: VariantTime | None) -> str:
 
 
 def _wrong(found: Measurement) -> list[str]:
-    """Return the lines about measured times below a bound, which are impossible, with possible remedies."""
+    """Return warnings on measured times below a bound, which are impossible, with possible remedies."""
     floor = "the floor is too high for a run that leaves out products of the bound; docs/roofline.md lists them"
     again = "the device file says what was reached once: measure it again while nothing else runs"
     measured = found.device.origin == "measured"
@@ -338,7 +338,7 @@ def profile_document(profile: Profile, form: Form) -> Document:
 
 
 def require_profile(found: T | None) -> T:
-    """Return the measurements of a run; raise if it has none.
+    """Return the measurements of a run; raise if the run was not measured.
 
     Raises:
         Absent: nothing was.

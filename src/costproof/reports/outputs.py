@@ -1,4 +1,4 @@
-"""Register all outputs, from which the formats of commands, the files of a report folder and the schemas derive."""
+"""Register all outputs, which define the formats of commands, the files of a report folder and the schemas."""
 
 from __future__ import annotations
 
@@ -21,29 +21,35 @@ Folder = Literal["", "report", "measured", "later"]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output format of a subject: a function that prepares the data, and one that writes them as text."""
+    """An output format of a subject: one function prepares the data, another writes them as text."""
 
     name: str
-    """Subject and format: ``static-md``."""
+    """Name made of subject and format: ``static-md``."""
     file: str
     """The default name of the file."""
     meaning: str
     data: Callable[[Report], Any] | None = None
-    """The data half; ``None`` where a command of its own makes the data. May raise
-    :class:`~costproof.ledger.errors.Absent`."""
+    """Function that prepares the data from a report, or ``None`` if a separate command does.
+
+    May raise :class:`~costproof.ledger.errors.Absent`.
+    """
     write: Callable[[], Callable[..., str]] | None = None
-    """Loads the writing half, which takes the data, and the width if it is :attr:`for_screens`; JSON of ``kind`` if
-    ``None``."""
+    """Loads the function that writes the data as text; ``None`` writes them as JSON of :attr:`kind`.
+
+    The function takes the data, and the width if the output is :attr:`for_screens`.
+    """
     kind: Callable[[], FileKind[Any]] | None = None
-    """Loads the file kind of the data, with its schema."""
+    """Function that loads the kind of file that the data form, with its schema."""
     states_verdict: bool = False
     """Whether the text states the verdict, so that the exit code reflects it."""
     folder: Folder = ""
-    """``report``: a part of the folder of a report. ``measured``: likewise, but no capture holds its data.
-    ``later``: written next to its capture by another command."""
+    """Whether a report folder has the file: ``report`` or ``measured`` yes, ``later`` by another command.
+
+    No capture holds the data of a ``measured`` one. A ``later`` one is written next to its capture.
+    """
 
     for_screens: bool = False
-    """Whether it is wrapped to the width of a terminal."""
+    """Whether the text is wrapped to the width of a terminal."""
 
     @property
     def of_capture(self) -> bool:
@@ -71,7 +77,7 @@ def _at(place: str) -> Callable[[], Any]:
 
 
 def _of(place: str, *parts: str) -> Callable[[Report], Any]:
-    """Return a function that passes attributes of a report to a lazily imported function, which prepares the data."""
+    """Return a function that calls a lazily imported function with some attributes of a report, to prepare data."""
     return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
 
 
@@ -110,7 +116,7 @@ _FORMS: Final = {
     "json": ("json", "for programs"),
     "html": ("html", "as a page for a browser"),
 }
-"""Format -> ending of the file, and its part of the meaning."""
+"""Ending of the file, and words added to the meaning, by format."""
 
 
 def _outputs(
@@ -265,7 +271,7 @@ REGISTRY: Final[Registry[Output]] = Registry(
 
 
 def formats() -> dict[str, str]:
-    """Return the outputs that a capture can be rendered to: name -> meaning."""
+    """Return the meaning of each output that a capture can be rendered to, by name."""
     return {name: plugin.what for name, plugin in REGISTRY.listed().items()}
 
 
@@ -275,7 +281,7 @@ def variants(about: str) -> dict[str, Output]:
 
 
 PICTURES: Final = (*variants("graph"), "png")
-"""Formats of graphs; resvg rasterizes the SVG for PNG."""
+"""File formats of graphs; for PNG, resvg rasterises the SVG."""
 
 
 def variant(about: str, format_: str | None, file: Path | None = None) -> Output:

@@ -1,4 +1,4 @@
-"""Report peaks of live activations: per call, in the graph and in the eager module, with the tensors alive."""
+"""Report peaks of live activations of each call, by graph and by eager module, with the tensors alive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MEANING: Final = (
 FORM: Final = "graph peak in symbols"
 FORMULA: Final = "graph peak by formula"
 MOST_ROWS: Final = 10
-"""Maximum number of live tensors in the text; Markdown has all."""
+"""Maximum number of live tensors in plain text; Markdown has all."""
 _WHY: Final = {
     "held": "held, and read no more",
     "eager only": "not in the graph",
@@ -48,13 +48,13 @@ _WHY: Final = {
     "elsewhere": "the graph has its peak elsewhere",
 }
 MOST: Final = 15
-"""Maximum number of tensors of a peak on a page."""
+"""Maximum number of tensors at a peak on a page."""
 _WIDTH: Final = 1200
 _HEIGHT: Final = 200
 
 
 def document(found: Peaks, form: Form) -> Document:
-    """Return the report: the peaks of all calls, why eager and graph differ, and the tensors alive at each peak."""
+    """Return the report: the peaks of all calls, why eager and graph peaks differ, and the tensors alive at each."""
     title = f"Peaks of {found.target.title} at {found.workload.name}"
     if form in ("html", "cell"):
         body = list(filter(None, [section(found.calls)]))
@@ -96,7 +96,7 @@ def _call_md(call: CallPeaks) -> Iterator[Block]:
 
 
 def _notes(call: CallPeaks) -> Iterator[str]:
-    """Yield how the peak by the target's formula compares with the graph peak, what is held besides, and the notes."""
+    """Yield sentences that compare the formula's peak with the graph's, list other memory, and add notes."""
     if call.formula is not None and call.graph is not None:
         delta = call.formula - call.graph.bytes
         yield f"{FORMULA}: {exact(call.formula)}, " + (f"{exact(delta)} more than the graph has" if delta else "equal")
@@ -106,7 +106,7 @@ def _notes(call: CallPeaks) -> Iterator[str]:
 
 
 def _by_size(peak: Peak) -> list[tuple[tuple[str, ...], int]]:
-    """Return the tensors alive at a peak, as cells of :data:`ALIVE` with their bytes, largest first."""
+    """Return the tensors alive at a peak as rows of :data:`ALIVE` with their bytes, largest first."""
     sizes = [t.bytes for t in peak.alive]
     return sorted(zip(alive_rows(peak), sizes, strict=True), key=lambda pair: -pair[1])
 
@@ -139,7 +139,7 @@ def _row(call: CallPeaks) -> tuple[str, ...]:
 
 
 def gap_rows(call: CallPeaks) -> list[tuple[str, ...]]:
-    """Return the rows of the table :data:`GAP`: the parts of the difference between eager and graph peak."""
+    """Return the rows of the table :data:`GAP`: the causes of the difference between eager and graph peak."""
     return [(_WHY[p.kind], _gap_label(p), first_names(p.holders, 1), exact(p.bytes)) for p in call.gap]
 
 
@@ -165,7 +165,7 @@ def peak_place(peak: Peak) -> str:
 
 
 def alive_rows(peak: Peak) -> list[tuple[str, ...]]:
-    """Return the rows of :data:`ALIVE`, in the order in which tensors were made."""
+    """Return the rows of the table :data:`ALIVE`, in the order in which the tensors were allocated."""
     return [
         (t.name, _shape(t), t.dtype, t.module or "(root)" if t.operator else "(input)", exact(t.bytes))
         for t in peak.alive
@@ -184,7 +184,7 @@ def _sentence(found: Peaks) -> str:
 
 
 def section(calls: Sequence[CallPeaks]) -> DocumentSection | None:
-    """Return a page's section on peaks, with the call of the highest peak unfolded; ``None`` without peaks."""
+    """Return the section on peaks of a page, with the call of the highest peak unfolded; ``None`` without peaks."""
     if not calls:
         return None
     largest = max(calls, key=lambda c: max((p.bytes for p in (c.graph, c.eager) if p is not None), default=-1))
@@ -219,7 +219,7 @@ def _call(call: CallPeaks) -> Markup:
 
 
 def _curves(call: CallPeaks) -> Html | None:
-    """Return the memory curves of graph and eager module in one chart, each stretched to the full width."""
+    """Return the memory curves of graph and eager module in one chart, each scaled to the full width."""
     ways = [(w, p) for w, p in (("as written", call.eager), ("graph", call.graph)) if p is not None and p.curve]
     if not ways:
         return None
@@ -240,7 +240,7 @@ def _curves(call: CallPeaks) -> Html | None:
 
 
 def _bars(peak: Peak, top: int) -> Iterator[Html]:
-    """Yield a bar for each section of a memory curve; its tooltip has the exact bytes."""
+    """Yield a chart bar for each section of a memory curve; its tooltip has the exact bytes."""
     many = len(peak.curve)
     for i, moment in enumerate(peak.curve):
         left, right = (_WIDTH * n // many for n in (i, i + 1))

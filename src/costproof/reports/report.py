@@ -1,4 +1,4 @@
-"""The report of a run: its results, which can be rendered to every output and written to a folder."""
+"""Define the report of a run, whose results can be rendered to every output and written to a folder."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from costproof.views.manifest import MANIFEST, NAME, manifest, named_files
 from costproof.views.results import Results
 
 SECONDS: Final = 120
-"""Processor time to render one output of a capture."""
+"""Limit of processor seconds to render one output of a capture."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report(Results):
-    """The results of a run with all outputs; prints as the summary table."""
+    """The results of a run, renderable to every output; ``print`` shows the summary table."""
 
     def render(self, name: str, width: int | None = None) -> str:
         """Return the text of an output such as ``static-md``; ``costproof render --list`` names them all.
@@ -44,15 +44,15 @@ class Report(Results):
 
 
 class Written(NamedTuple):
-    """What writing a report folder did: the files written and removed."""
+    """The files that writing a report folder wrote and removed."""
 
     files: tuple[Path, ...]
     removed: tuple[Path, ...]
-    """Removed files of an earlier run."""
+    """Files of an earlier run that were removed."""
 
 
 def write_report(found: Report, folder: Path, progress: Progress = silent, *, source: str = "") -> Written:
-    """Write all files of a report, or none; then remove the files of an earlier run that this run does not have.
+    """Write all files of a report or none, then remove files of an earlier run that the report does not have.
 
     Of an earlier run are the files that its manifest names, and the pictures of its callgraph. Other files stay.
     The manifest is replaced first: from then on the folder is refused until all its files are there.
@@ -83,7 +83,7 @@ def write_report(found: Report, folder: Path, progress: Progress = silent, *, so
 
 
 _HEADER_BYTES: Final = 100
-"""Bytes at the start of our files that contain the schema."""
+"""Bytes at the start of costproof's files within which the schema is stated."""
 
 
 def check_report_folder(folder: Path) -> None:

@@ -24,6 +24,7 @@ from costproof.estimate.roofline import (
     WorkBound,
 )
 from costproof.estimate.routing import EXPERTS, TouchedExperts
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import counted_line
 from costproof.reports.document import Block, Code, Details, Document, DocumentSection, Form, Items, Markup, Note, Table
@@ -75,7 +76,7 @@ _LINKS: Final = "With communication"
 _TIME: Final = "time"
 _TITLE: Final = "time at the roof"
 UNPACKING_COLUMNS: Final = ("unpacking_flops", "at_vector_peak_s")
-"""Columns of the CSV if the bounds are those of quantised weights as stored."""
+"""CSV columns on unpacking quantised weights, if the bounds are for weights as stored."""
 COLUMNS: Final = (
     "level", "stage", "part", "flops", "kept", "bytes", "intensity", "compute_s", "memory_s", "seconds", "bound",
     "counted",
@@ -87,13 +88,13 @@ _RIGHT: Final = 30
 _TOP: Final = 70
 _BOTTOM: Final = 60
 _NAMED: Final = 8
-"""Maximum number of parts that the plot labels."""
+"""Maximum number of model parts that the plot labels."""
 _LETTERS: Final = 140
 """Maximum number of letters in a line below the plot."""
 _NAME: Final = (7, 16)
-"""Width of a letter and height of a line of a part's label, in pixels."""
+"""Width of a letter and height of a line in the plot's labels, in pixels."""
 PixelScale = Callable[[Fraction], float]
-"""Maps a number to a position in pixels."""
+"""Function that maps a value on an axis to a position in pixels."""
 
 
 def document(found: Roofline, form: Form) -> Document:
@@ -137,14 +138,14 @@ def document(found: Roofline, form: Form) -> Document:
 
 
 def link_sections(found: Roofline, *, text: bool) -> list[Block]:
-    """Return the section on the time with communication; none on one device."""
+    """Return the section on time bounds with communication; empty on one device."""
     if found.links is None:
         return []
     return [DocumentSection(_LINKS, link_blocks(found.links, text=text))]
 
 
 def section(found: Roofline | None) -> DocumentSection | None:
-    """Return a page's section on the roofline; ``None`` if no device was named."""
+    """Return the roofline section of a page; ``None`` if no device was named."""
     if found is None:
         return None
     label = f"Roofline. {memory_share_sentence(found)}"
@@ -165,17 +166,17 @@ def section(found: Roofline | None) -> DocumentSection | None:
 
 
 def ratio(value: str | None) -> str:
-    """Format an operational intensity in FLOP per byte: ``295.2``; empty if no byte moves."""
+    """Format an operational intensity in FLOP per byte: ``295.2``; empty if no bytes are moved."""
     return "" if value is None else decimal(Fraction(value), 1)
 
 
 def percent(part: str | None, whole: str | None) -> str:
-    """Return a part in percent of the whole: ``49.8 %``; empty if one of them is unknown or the whole is 0."""
+    """Return a part's share of the whole in percent: ``49.8 %``; empty if either is unknown or the whole is 0."""
     return "" if part is None or whole is None else share(Fraction(part), Fraction(whole))
 
 
 def device_line(found: Roofline) -> str:
-    """Return a line with the device's peak, bandwidth and ridge point, from which all times follow."""
+    """Return a line with the device's peak FLOP/s, bandwidth and ridge point, which determine all times."""
     ridge = decimal(Fraction(found.peak_flops, found.bandwidth), 1)
     peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
     seen = ", measured" if found.device.origin == "measured" else ""
@@ -183,7 +184,7 @@ def device_line(found: Roofline) -> str:
 
 
 def peak_notes(found: Roofline) -> list[str]:
-    """Return notes on the device's other peaks, and why the peak of another dtype is used, if it is."""
+    """Return notes on peaks of the device in other dtypes, and on a dtype for which no source gives a peak."""
     said = []
     if found.dtype != found.math:
         said.append(
@@ -207,7 +208,7 @@ def peak_notes(found: Roofline) -> list[str]:
 
 
 def bound_note(found: Roofline) -> str:
-    """Return a note on what the times are, by the figures of the device."""
+    """Return a note on whether the times bound the run, or assume unquantised storage of a checkpoint."""
     if not (unknown := found.as_counted.quantised):
         return BOUND
     return (
@@ -217,7 +218,7 @@ def bound_note(found: Roofline) -> str:
 
 
 def module_bound_sentence(found: Roofline) -> str:
-    """Return a sentence on what work the roof time includes, and whether it is a bound."""
+    """Return a sentence on the work that the roof time includes, and whether the time is a lower bound."""
     return (
         f"At the roof: nothing is faster{_if_routed(found)} that runs {MODULES}"
         if _is_bound(found)
@@ -226,7 +227,7 @@ def module_bound_sentence(found: Roofline) -> str:
 
 
 def floor_sentence(found: Roofline) -> str:
-    """Return a sentence on what bytes the floor includes, and whether its time is a bound."""
+    """Return a sentence on the bytes that the floor includes, and whether its time is a lower bound."""
     what = FLOOR.format(experts=ROUTING.get(found.routing, BOUND_ROUTING))
     if found.as_counted.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
@@ -237,13 +238,13 @@ def floor_sentence(found: Roofline) -> str:
 
 
 def omission_notes(found: Roofline) -> list[str]:
-    """Return notes on FLOPs that the times exclude, and on how decode steps treat latent attention."""
+    """Return notes on FLOPs that the times exclude, and on the form of latent attention in decode steps."""
     said = [LEFT_OUT] if found.run.full is not None else []
     return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
 
 
 def unpacking_blocks(found: Roofline) -> list[Block]:
-    """Return the vector work of the format of quantised weights, which no bound has; empty without any."""
+    """Return the vector FLOPs of unpacking quantised weights, which no bound includes; empty without such weights."""
     peak = found.device.vector_peak
     rate = "No source gives a peak of this device's vector units, so that its time is unknown"
     if all(own.flops is None for own in found.unpacking):
@@ -262,13 +263,13 @@ def unpacking_blocks(found: Roofline) -> list[Block]:
 
 
 def _if_routed(found: Roofline) -> str:
-    """Return the condition under which the bound holds if fewer experts may be read than were counted."""
+    """Return the condition on the experts read that limits the bound, if the routing is not given; else empty."""
     routed = any(part.part.rpartition(".")[2] == EXPERTS for part in found.parts)
     return " with as many experts read" if routed and found.routing != "given" else ""
 
 
 def _is_bound(found: Roofline) -> bool:
-    """Return whether the times are bounds: known bytes, avoidable work apart, and published peaks."""
+    """Return whether the times are lower bounds: bytes are known, avoidable work is excluded, peaks are published."""
     return found.kept and found.device.origin == "published" and not found.as_counted.quantised
 
 
@@ -286,7 +287,7 @@ def _not_bound_clause(found: Roofline) -> str:
 
 
 def expert_sentences(found: Roofline) -> list[str]:
-    """Return sentences on how many experts a call of each part reads."""
+    """Return sentences on the number of experts that a call reads, for each part with routed experts."""
     groups: dict[tuple[str, str], list[TouchedExperts]] = {}
     for one in found.experts:
         groups.setdefault((one.stage, one.part), []).append(one)
@@ -302,7 +303,7 @@ def _experts(stage: str, part: str, layers: list[TouchedExperts]) -> str:
 
 
 def stage_rows(found: Roofline) -> list[tuple[str, ...]]:
-    """Return the cells of :data:`STAGES` for each stage, and for the whole run if there are several."""
+    """Return the rows of the table :data:`STAGES`, with one for the whole run if there are several stages."""
     return [_stage(s) for s in (*found.stages, *([found.run] if len(found.stages) != 1 else []))]
 
 
@@ -329,7 +330,7 @@ def longest_parts(found: Roofline) -> list[PartBound]:
 
 
 def part_rows(found: Roofline) -> list[tuple[str, ...]]:
-    """Return the cells of :data:`PARTS` for each part."""
+    """Return the rows of the table :data:`PARTS`."""
     return [
         (
             p.stage, p.part, *_work(p.at_roof), duration(p.at_roof.seconds),
@@ -340,17 +341,19 @@ def part_rows(found: Roofline) -> list[tuple[str, ...]]:
 
 
 def memory_share_sentence(found: Roofline) -> str:
-    """Return a sentence on the share of time in memory-bound parts."""
+    """Return a sentence on the share of the roof time that memory-bound parts take."""
     whole, compute = found.run.modules.seconds, found.run.compute_bound_s
     if whole is None or compute is None:
         unknown = sorted({p.part for p in found.parts if p.at_roof.seconds is None})
         return f"Not known: {', '.join(unknown)}."
     memory = str(Fraction(whole) - Fraction(compute))
+    waits = sum((Fraction(p.at_roof.seconds or 0) for p in found.parts if p.at_roof.bound == "memory"), Fraction(0))
+    check_recounts([Recount("", "parts that wait for memory", "seconds", Fraction(memory), waits)])
     return f"Of {duration(whole)} at the roof, {percent(memory, whole)} are spent in parts that wait for memory."
 
 
 def border_sentences(b: BottleneckThreshold) -> tuple[str, str]:
-    """Return two sentences on a solved threshold: the threshold, and the values just below and above it."""
+    """Return two sentences on a solved bottleneck change: the setting value, and the times just around it."""
     name = b.setting.replace("_", "-")
     sides = f"{b.left} against {b.right}, " + "; ".join(_point(b, p, name) for p in b.points)
     if b.outcome == "from":
@@ -378,12 +381,12 @@ def _apart(left: Rational, right: Rational) -> tuple[str, str]:
 
 
 def time_chip(found: Roofline) -> tuple[str, str, str]:
-    """Return (name, title, total) of the roof time, for the choice of metrics on a page."""
+    """Return (name, title, total) of the roof time, for the metric buttons of a page."""
     return _TIME, _TITLE, duration(found.run.modules.seconds)
 
 
 def time_metric(found: Roofline, order: Sequence[str]) -> Html:
-    """Return the roof time by stage, as a bar of shares and a table.
+    """Return the roof time of each stage, as a bar of shares and a table.
 
     Args:
         order: all stages, by which colours go.
@@ -415,7 +418,7 @@ def time_metric(found: Roofline, order: Sequence[str]) -> Html:
 
 
 def _counted_lines(found: Roofline) -> list[str]:
-    """Return the conditions of the count and the notes of its sources, one per line."""
+    """Return lines with the conditions of the count and the notes of its sources."""
     stored = f"; weights as stored: {found.target.quantised['weights']}" if found.stored else ""
     if found.math != found.workload.dtype and found.stored:
         stored += f"; most products in {found.math}"

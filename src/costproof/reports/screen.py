@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 _GAP: Final = 2
 _GAP_TYPESET: Final = 3
 _EDGES: Final = 2
-"""Padding between and around the columns of a table with rules."""
+"""Characters for padding between and around the columns of a table with rules."""
 _PROSE: Final = 32
 _PROSE_TYPESET: Final = 18
-"""Minimum width of sentences in a table row; if there is less, they follow the row."""
+"""Minimum width of the sentence column in a table; a narrower screen puts sentences below their rows."""
 _MOST_PANELS: Final = 3
 _NUMBER: Final = re.compile(r"[-+]?\d(?:[\d,._]*\d)?")
 _SOFT: Final = frozenset("./_,:;=-|)]}>*")
 
 
 def fold_line(line: str, width: int | None) -> list[str]:
-    """Break a line that is longer than ``width``, never inside a number or between a number and its unit.
+    """Break a line longer than ``width``, but never within a number or between a number and its unit.
 
-    At spaces, but not between a number and its unit; where there are none, behind punctuation, or anywhere else.
+    Break at spaces, but not between a number and its unit; without spaces, after punctuation, or else anywhere.
 
     Args:
         width: columns of the screen; ``None`` is a file, which takes lines of any length.
@@ -46,7 +46,7 @@ def fold_line(line: str, width: int | None) -> list[str]:
 
 
 def _break(line: str, width: int, first: int) -> int | None:
-    """Return the position of the next line break; ``None`` if the rest fits."""
+    """Return the position of the next line break; ``None`` if the rest of the line fits."""
     inside = {i for m in _NUMBER.finditer(line) for i in range(m.start() + 1, m.end())}
 
     def unit(i: int) -> bool:
@@ -104,7 +104,7 @@ def align_table(
 
 
 def _panels(grid: Sequence[Sequence[str]], keys: int, width: int | None, gap: int = _GAP) -> list[list[int]] | None:
-    """Return the columns of each part of a table split by columns; ``None`` if even its key columns do not fit."""
+    """Return the column indices of each panel of a wide table; ``None`` if even its key columns do not fit."""
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     if width is None or sum(widths) + gap * (len(widths) - 1) <= width:
         return [list(range(len(widths)))]

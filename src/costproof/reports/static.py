@@ -1,4 +1,4 @@
-"""Report the cost of each stage: sums, calls, sources and formulas; for a truncated model, also of all layers.
+"""Report the costs of each stage: sums, calls, sources and formulas; for a truncated model, also of all layers.
 
 For a run on several devices, report the ranks too: their costs, their collectives, and what they hold copies of.
 """
@@ -42,7 +42,7 @@ from costproof.views.results import Results
 from costproof.views.static_compute import InvocationCompute, StaticCompute
 
 MAX_STAGES: Final = 13
-"""Maximum number of stages in the first table, which fits one screen."""
+"""Maximum number of stages in the first table, so that the table fits one screen."""
 GIVEN: Final = "The configuration's numbers are put in; the JSON file has the same formulas in symbols."
 DERIVED: Final = (
     "Derived, not given: read off the exported graph with its sizes in symbols. ",
@@ -142,7 +142,7 @@ def _overview(static: StaticCompute) -> list[Block]:
 
 
 def _given(static: StaticCompute) -> set[str]:
-    """Return the metrics that at least one source gives; the others are omitted."""
+    """Return the table columns to show: those whose metrics some source gives."""
     given = {metric for said in static.sources.values() for metric in said}
     return {name for name, shown in SHOWN.items() if given.issuperset(shown.of)}
 
@@ -188,7 +188,7 @@ def _sources(static: StaticCompute) -> list[Block]:
 
 
 def convention_rows(static: StaticCompute) -> list[tuple[str, ...]]:
-    """Return the cells of :data:`CONVENTION` for each stage and the total; empty if it was not counted."""
+    """Return the rows of the table :data:`CONVENTION`; empty if the run was not counted by that convention."""
     if not any(metric in said for said in static.sources.values() for metric in FVCORE):
         return []
     named = [(s.id, s.sources) for s in static.stages]
@@ -241,7 +241,7 @@ def padding_section(found: Padding | None) -> DocumentSection | None:
 
 
 def padding_lines(found: Padding) -> Iterator[str]:
-    """Yield a line for each stage: what its cache holds, and how much of it is waste."""
+    """Yield lines on the bytes that the cache of each stage takes in blocks, and how many of them are padding."""
     for stage in dict.fromkeys(row.stage for row in found.cache):
         held, waste = found.of_stage(stage)
         size = plural(found.cache[0].block, "token")
@@ -254,12 +254,12 @@ def padding_lines(found: Padding) -> Iterator[str]:
 
 
 def whole_title(whole: WholeModel) -> str:
-    """Return the title of the section on the whole model, which is extrapolated or computed by formulas."""
+    """Return the title of the section on all layers, which are extrapolated or computed by formulas."""
     return WORKED_OUT if whole.times else EVALUATED
 
 
 def stack_sentences(whole: WholeModel) -> list[str]:
-    """Return a sentence for each stack: its counted layers, the layers that these represent, and how it was checked.
+    """Return a sentence for each stack of layers: those counted, those they stand for, and how that was checked.
 
     Another where all layers were not run beside.
     """
@@ -278,7 +278,7 @@ def _join_counts(times: tuple[int, ...]) -> str:
 
 
 def whole_rows(whole: WholeModel, *, digits: bool) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return headings and a row per stage and for the total: metrics with their own column, ``?`` if unknown."""
+    """Return headings and rows, per stage and in total, of the costs of all layers; ``?`` if unknown."""
     shown = [(m, i) for m, i in METRICS.items() if i.column and m in whole.totals.keys() | whole.left_out.keys()]
     rows = [
         (
@@ -294,7 +294,7 @@ def whole_rows(whole: WholeModel, *, digits: bool) -> tuple[tuple[str, ...], lis
 
 
 def unknown_sentences(whole: WholeModel) -> list[str]:
-    """Return the unknown quantities of the whole model with the reasons; equal reasons share a line."""
+    """Return sentences on unknown costs of all layers with the reasons; equal reasons share a sentence."""
     reasons: dict[str, list[str]] = {}
     for metric in METRICS:
         if metric in whole.left_out:
@@ -324,7 +324,7 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
 
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
-    """Return a row for each cost: the smallest and the largest of a rank, and which ranks have it."""
+    """Return a row for each cost: its minimum and maximum over the ranks, and which ranks have them."""
     # A file lists stages by name, its collectives in the order of the run.
     called = (c.stage for c in found.collectives if c.stage in found.ranks[0].stages)
     stages, world = tuple(dict.fromkeys((*called, *filter(None, found.ranks[0].stages)))), found.mesh.world
@@ -340,7 +340,7 @@ def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 
 
 def collective_rows(found: Parallel) -> list[tuple[Cell, ...]]:
-    """Return a row for equal collectives of the counted rank."""
+    """Return the collectives of the counted rank, one row for equal ones."""
     return [
         (c.stage, c.invocation, Code(c.module), c.kind, f"{c.group}, {plural(len(c.ranks), 'rank')}", c.dtype,
          exact(c.count), _of_metric(c.bytes, "comm_payload_bytes"), _of_metric(c.sent_bytes, "comm_bytes"))
@@ -349,7 +349,7 @@ def collective_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 
 
 def dispatch_rows(found: Parallel) -> list[tuple[Cell, ...]]:
-    """Return a row for each form in which tokens may reach the experts of other ranks."""
+    """Return a row for each method that can send tokens to the experts of other ranks."""
     return [
         (d.stage, d.invocation, d.form, d.routing, f"{float(Fraction(d.copies)):.4g}",
          *(_of_metric(n, "comm_bytes") for n in (d.sent_bytes, d.fp8_bytes)), _of_metric(d.expert_flops, "flops"))
@@ -358,7 +358,7 @@ def dispatch_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 
 
 def copy_rows(found: Parallel) -> list[tuple[Cell, ...]]:
-    """Return a row for each kind of work or memory that several ranks duplicate."""
+    """Return a row for each kind of work or memory that is duplicated on several ranks."""
     return [
         (d.what, d.stage, EVERY_METRIC[d.metric].title, _of_metric(d.amount, d.metric))
         for d in found.duplicates
@@ -366,7 +366,7 @@ def copy_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 
 
 def ranks_lines(found: Parallel) -> Iterator[str]:
-    """Yield short lines for the summary on a terminal."""
+    """Yield short lines on the ranks for the summary on a terminal."""
     own = next(row.stages for row in found.ranks if found.rank in row.ranks)
 
     def check(stage: str, metric: Metric, number: int, again: int) -> None:
@@ -410,7 +410,7 @@ def _of_metric(value: int, metric: Metric) -> Number:
 
 
 def ranks_text(ranks: tuple[int, ...], world: int) -> str:
-    """Return some of ``world`` ranks as text, with runs of neighbours joined: ``0 to 3, 7``."""
+    """Return a set of ranks out of ``world`` as text, with consecutive ones joined: ``0 to 3, 7``."""
     if len(ranks) == world:
         return "all"
     runs: list[list[int]] = []

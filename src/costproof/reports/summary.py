@@ -52,14 +52,14 @@ _MAX_NOTES: Final = 4
 
 
 def print_summary(console: Console, report: Results) -> None:
-    """Print the summary: exact integers if the terminal is wide enough, otherwise rounded ones."""
+    """Print the summary with exact integers if the terminal is wide enough, otherwise with rounded ones."""
     head, rows = _rows(report, digits=True)
     digits = table_fits(console, [head, *([cell_text(cell) for cell in row] for row in rows)])
     TerminalPrinter(console).document(_document(report, digits=digits, width=console.width))
 
 
 def _document(report: Results, *, digits: bool, width: int) -> Document:
-    """Return the summary document: a row for each stage, the verdict, open findings, and work that is not counted."""
+    """Return the summary: a row for each stage, the verdict, open findings, and work that is not counted."""
     static, compared = report.figures, report.discrepancy
     title = f"{static.target.title}, {static.workload.name}: {workload_line(static.workload)}"
     head, rows = _rows(report, digits=digits)
@@ -84,7 +84,7 @@ def _document(report: Results, *, digits: bool, width: int) -> Document:
 
 
 def _open(found: Discrepancy) -> list[str]:
-    """Return lines on the open findings, and the reasons why the result is incomplete."""
+    """Return lines on the open findings, and on the reasons for an incomplete result."""
     bad = open_findings(found)
     lines = [
         f"{f.id}: residual {exact(f.residual)}" + (f" = {f.error_expression} per module" if f.error_expression else "")
@@ -97,14 +97,14 @@ def _open(found: Discrepancy) -> list[str]:
 
 
 def _notes(found: Discrepancy) -> list[str]:
-    """Return the sources' notes on how they counted, such as a missing head or parts that never ran."""
+    """Return the first notes of the sources on their counts, such as a missing head or modules that never ran."""
     said = list(dict.fromkeys(note for _, covered in sorted(found.coverage.items()) for note in covered.notes))
     more = [f"and {plural(len(said) - _MAX_NOTES, 'more note')} in discrepancy.md"] if len(said) > _MAX_NOTES else []
     return [*said[:_MAX_NOTES], *more]
 
 
 def _rows(report: Results, *, digits: bool) -> tuple[tuple[str, ...], list[tuple[Cell, ...]]]:
-    """Return headings and rows with exact numbers, or with rounded ones for narrow terminals."""
+    """Return headings and rows of the stage table, with exact numbers or rounded for narrow terminals."""
     static, compared = report.figures, report.discrepancy
     sources = [s for s in ALL_SOURCES if s in report.capture.by_source]
     sums = [(s.id, s.costs, s.at_least, s.sources, _status(compared, s)) for s in static.stages]
@@ -122,7 +122,7 @@ def _rows(report: Results, *, digits: bool) -> tuple[tuple[str, ...], list[tuple
 
 
 def _status(found: Discrepancy, stage: StageCompute) -> str:
-    """Return the status of a stage; ``not-executed`` if it does not run at this workload and nothing is wrong."""
+    """Return the status of a stage; ``not-executed`` if the workload does not run the stage and no finding is open."""
     words = stage_words(found, stage.id)  # the status, and the metrics that have it
     return words if stage.invocations or words.partition(" ")[0] not in GOOD else "not-executed"
 
@@ -134,7 +134,7 @@ def summary_text(report: Results, width: int | None = None) -> str:
 
 HEAD: Final = ("Module", "Class", "x", "Params", "FLOPs", "Share", "Status")
 SHORT: Final = 12
-"""Rows of the short table."""
+"""Maximum number of rows of the short module table."""
 LEGEND: Final = "Each row has everything inside the module; x says how many equal modules a row stands for."
 
 
@@ -152,7 +152,7 @@ def modules_text(found: Results, width: int | None = None) -> str:
 
 
 def short_table(found: Results, width: int) -> list[str]:
-    """Return a table of the outermost modules of a model with one stage; empty for others, or if there are too many."""
+    """Return a table of the outermost modules of a single-stage model; empty for others, or if it were too long."""
     if len(found.capture.target.stages) != 1:
         return []
     rows = ModuleRows(found, FormulaTable(), {}).rows
@@ -190,7 +190,7 @@ def _level(rows: list[dict[str, Any]], row: dict[str, Any]) -> int:
 
 
 def _first(value: Any) -> int | None:
-    """Return a number, or the first source's number if the sources differ."""
+    """Return the number on which the sources agree, or the first source's number if they differ."""
     return next(iter(value.values())) if isinstance(value, dict) else value  # type: ignore[no-any-return]
 
 

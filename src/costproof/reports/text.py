@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _UNBOUNDED: Final = 100_000
-"""Width that stands for no limit, for text that is written to a file."""
+"""Width that stands for unlimited, for text written to a file."""
 _STYLES: Final = {
     **dict.fromkeys(("exact", "explained", "right", "same", "passed", "proved"), "green"),
     **dict.fromkeys(("unexplained", "refuted", "over", "failed", "silent"), "bold red"),
@@ -39,7 +39,7 @@ _STYLES: Final = {
     "": "",
     "not-executed": "",
 }
-"""Status or verdict -> rich style."""
+"""Style in rich's syntax, by status or verdict."""
 
 
 class TextPrinter:
@@ -50,7 +50,7 @@ class TextPrinter:
     """
 
     def __init__(self, width: int | None = None) -> None:
-        """Set the width in columns, or ``None`` for a file."""
+        """Set the width in columns; ``None`` for the unlimited width of a file."""
         self.width = width
 
     def document(self, d: Document) -> str:
@@ -114,7 +114,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def rows_left_out(t: Table) -> list[str]:
-    """Return a line on how many rows of a table are omitted, and where they are."""
+    """Return a line with the number of omitted table rows, and where to find them."""
     return [f"and {plural(t.left_out, f'more {t.noun}')} in {t.rest}"] if t.left_out else []
 
 

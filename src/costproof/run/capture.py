@@ -34,7 +34,7 @@ from costproof.models.target import (
     options_of,
 )
 from costproof.opgraph.rules.files import versions_in_force
-from costproof.parametric.memory_checks import padding_recounts
+from costproof.parametric.cache_checks import padding_recounts
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.reports.report import Report
 from costproof.run.count_lock import count_lock, count_then_restore
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
-    """Count one call of a module: FLOPs, vector FLOPs, bytes and parameters, by a trace and by an export, compared.
+    """Count FLOPs, vector FLOPs, bytes and parameters of one module call by a trace and by an export, and compare both.
 
     The call runs on the device of the module and its arguments, or on the meta device if any of them is there. It runs
     on a copy that shares the parameters, in evaluation mode, without gradients and outside of every torch mode; the
@@ -186,7 +186,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
 
 
 def _ranks(target: Target, workload: Workload, ledgers: Mapping[str, Ledger]) -> Parallel | None:
-    """Count every rank by the formulas, if the run is spread over several devices."""
+    """Count every rank by the formulas if the run is split over several devices."""
     if workload.mesh.one or not isinstance(target, Sharded) or "analytic" not in ledgers:
         return None
     return count_ranks(target, workload, ledgers["analytic"])
@@ -203,7 +203,7 @@ def _padding(target: Target, workload: Workload) -> Padding | None:
 
 
 def _headers(target: Target, workload: Workload, missing: dict[str, str], progress: Progress) -> dict[str, Ledger]:
-    """Count by the headers of the checkpoint beside the configuration; add the reason to ``missing`` if that fails."""
+    """Count by the tensor headers of the checkpoint next to the configuration; note a failure in ``missing``."""
     progress(HEADERS, 0, 1)
     try:
         return {HEADERS: _run_source(HEADERS, partial(headers_ledger, target, workload))}
@@ -217,7 +217,7 @@ def _headers(target: Target, workload: Workload, missing: dict[str, str], progre
 
 
 def _input_error(run: Prepared) -> Incomplete | None:
-    """Return the error with which the model rejects its inputs, or that it takes gradients; ``None`` if it runs."""
+    """Return why the model cannot run: it rejects its inputs or takes gradients; ``None`` if it runs."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
             from costproof.tracers.cpu_fallback import explain_failure
@@ -239,7 +239,7 @@ def _all_failed_error(failed: Mapping[str, Incomplete]) -> Incomplete:
 
 
 def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | None]:
-    """Return ``run/stage/invocation`` -> headline FLOPs of that forward."""
+    """Return the headline FLOPs of each forward, by ``run/stage/invocation``."""
     places: dict[str, list[CostNode]] = {}
     for run, nodes in forwards.items():
         for node in bearing(nodes, "flops"):
@@ -257,7 +257,7 @@ def _count_with(run: Prepared, source: str, progress: Progress) -> Any:
 
 
 def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
-    """Count with the static and the dynamic source at once, in two processes."""
+    """Count with the static and the dynamic source at the same time, in two processes."""
     traced = trace_sources(cast("Any", run.target), run.workload, progress, all_calls=run.all_calls)
     return {"static": traced.static, "dynamic": traced.dynamic}
 

@@ -92,13 +92,13 @@ def check(
 
 
 def _workload_family(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:
-    """Return the target's runs at other sizes, if a claim has a formula and the target has formulas; else ``None``."""
+    """Return the target's runs at other sizes if the target has formulas and some claim has one; else ``None``."""
     asked = any(isinstance(c.value, Formula) for c in claims.claims)
     return WorkloadFamily(fold_capture(counted), target) if asked and isinstance(target, WithKeys) else None
 
 
 def _request_of(claims: ClaimsFile, target: str) -> RunRequest:
-    """Return the request of a run with the workload that a claims file states; its errors name the file's keys."""
+    """Return the request of a run with the workload of a claims file; its errors name the keys of that file."""
     workload = {key.replace("-", "_"): value for key, value in claims.workload.items()}
     return request(target, place=lambda name: f"$.workload.{name}", **workload)
 

@@ -27,7 +27,7 @@ _ENDED: Final = "the model's code ends the program"
 
 _lock = threading.RLock()
 _owner = 0
-"""Id of the thread that holds the lock; ``None`` without one."""
+"""Id of the thread that holds the lock; ``None`` while the lock is free."""
 _snapshots: list[_Snapshot] = []
 """Snapshots of global state that this thread restores, innermost last."""
 

@@ -46,7 +46,7 @@ def counters(
     progress: Progress = silent,
     **choices: Any,
 ) -> CounterReport:
-    """Run third-party FLOP counters on a target, and explain each by our own count of the same forward.
+    """Run third-party FLOP counters on a target, and explain each by our own count of the same forward passes.
 
     Args:
         target: the target.
@@ -131,7 +131,7 @@ def record_counters(
 
 
 def judge_own_numbers(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
-    """Judge numbers that the user gave under one name, and list the counters that print the same number."""
+    """Judge the numbers that a user gave, and list the counters that print the same numbers."""
     truth = "our own count of the same forward"
     if "analytic" in (ledger.source for ledger in capture.ledgers):
         truth = f"the formulas of the target, which {truth} equals"

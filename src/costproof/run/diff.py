@@ -25,7 +25,7 @@ from costproof.run.operand_files import OperandInput, check_cut_alike, has_parts
 from costproof.run.operands import Operand, check_counted, read_operand
 
 FAMILY: Final = "family"
-"""Name of the change that stands for all costs no common key explains, if two families are compared."""
+"""Name of the change of model family, which stands for all costs that no common configuration key explains."""
 
 
 def diff(
@@ -73,7 +73,7 @@ def diff(
 
 
 def levers(base: Operand, head: Operand) -> Levers | None:
-    """Return the formulas, to be evaluated with some settings of base and the others of head; else ``None``."""
+    """Return the formulas with the settings that differ, each of which can be set as in base or head; else ``None``."""
     if base.target is None or head.target is None:
         return None
     old, new = base.baseline, head.baseline
@@ -105,7 +105,7 @@ def levers(base: Operand, head: Operand) -> Levers | None:
 
 
 def _totals(side: Baseline) -> Mapping[StageMetric, int | None]:
-    """Return (stage, metric) -> total by the formulas; the total over all stages has the stage ``""``."""
+    """Return the totals by the formulas, by (stage, metric); the total over all stages has the stage ``""``."""
     folded = side.sources[FORMULA_SOURCE]
     return {(s, m): folded.total(m, s or None) for s in ("", *folded.stages) for m in folded.metrics}
 
@@ -117,7 +117,7 @@ def _point(
     keys: frozenset[str],
     without: frozenset[str],
 ) -> Point[StageMetric]:
-    """Return a function that sums the formulas of base with the given keys and settings taken from head.
+    """Return a function that sums the formulas of base with a given set of keys and settings taken from head.
 
     Args:
         models: the base's, and the head's if that is another family.

@@ -1,4 +1,4 @@
-"""Implement ``costproof.doctor``: versions, extras, plug-ins and capabilities, without heavy imports."""
+"""Implement ``costproof.doctor``: report versions, extras, plug-ins and capabilities, without heavy imports."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ NEEDED_FOR = {
     "pillow": "--image",
 }
 EXTRA = {"torch": "trace", "transformers": "trace", "torchlens": "trace", "pillow": "image"}
-"""Optional packages -> the extra that installs them."""
+"""The extra that installs each optional package, by package."""
 NATIVE: Final = (5,)
-"""First version of transformers whose own classes can be counted; snapshots with remote code run on older ones too."""
+"""First version of transformers whose own classes can be counted; older ones can only run remote code of snapshots."""
 _VENDOR_ALONE: Final = "for vendor snapshots alone: native classes need transformers 5"
 PATCHES: Final[tuple[Patch, ...]] = (
     *tensor.SPLIT_INDEXING, *tensor.STACK_INDEX_ROWS, *tensor.AUTOCAST, *tensor.REFUSE_GRADIENTS, *tensor.JIT_ON_META,
@@ -62,7 +62,7 @@ PATCHES: Final[tuple[Patch, ...]] = (
     *flash_attention.PATCHES, *flex_attention.PATCHES,
     *nested.PATCHES, *nested.EXPORTED, nested.REFUSED,
 )  # fmt: skip
-"""Each patch of torch, transformers and TorchLens that can be installed, in no particular order."""
+"""Every patch of torch, transformers and TorchLens that costproof can install."""
 OLDEST = {"torch": (2, 6), "transformers": (4, 46, 3), "torchlens": (2, 36)}
 
 
@@ -73,9 +73,9 @@ REGISTRIES: Final[Mapping[str, Callable[[], Registry[Any]]]] = {
     "outputs": lambda: REGISTRY,
     "hardware": registry,
 }
-"""Last part of an entry point group -> the registry that other distributions can extend."""
+"""Functions that return a registry open to other distributions, by the last part of its entry point group."""
 _NOT_TOLD: Final = ("all", "dev", "vendor")
-"""Extras that are not listed, as they repeat others or need a separate environment."""
+"""Extras that are not listed, since they repeat others or need a separate environment."""
 _PATIENCE: Final = 60
 """Time limit for loading a plug-in, in seconds."""
 _LOADS: Final = "costproof: it loads"
@@ -87,9 +87,9 @@ class Extra:
 
     name: str
     packages: dict[str, str | None]
-    """Package -> version; ``None``: missing."""
+    """Version of each package of the extra; ``None`` if it is missing."""
     add: str
-    """Command that installs the missing packages; empty if none is missing."""
+    """Command that installs the missing packages; empty if the extra is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,13 @@ class PluginState:
     """A plug-in of another distribution, and whether it loads."""
 
     group: str
-    """``costproof.targets``."""
+    """Entry point group: ``costproof.targets``."""
     name: str
     place: str
     owner: str
-    """Distribution and version."""
+    """Distribution that provides the plug-in, with its version."""
     problem: str
-    """Why it cannot be loaded; empty if it can."""
+    """Reason why the plug-in cannot be loaded; empty if it loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,15 @@ class Machine:
     """Versions and capabilities of this installation."""
 
     packages: tuple[tuple[str, str, str], ...]
-    """Name, version or ``missing``, purpose."""
+    """(name, version or ``missing``, purpose) of each package."""
     sources: dict[str, str]
-    """Source -> ``ready``, or the missing packages."""
+    """``ready``, or the missing packages, by source."""
     others: dict[str, str]
-    """FlashAttention, CUDA, third-party counters, the cache of exports, the network."""
+    """State of FlashAttention, CUDA, third-party counters, the export cache and the network."""
     extras: tuple[Extra, ...]
     plugins: tuple[PluginState, ...]
     patches: dict[str, dict[str, str]]
-    """Package -> attribute of it that is replaced while a model is traced -> why."""
+    """Reasons for replacing attributes while a model is traced, by package and attribute."""
     exit_code: int
     """3 if a package that the core needs is missing, or one is too old."""
 
@@ -180,7 +180,7 @@ def doctor() -> Machine:
 
 
 def _patches() -> dict[str, dict[str, str]]:
-    """Return package -> attribute -> why it is replaced while a model is traced."""
+    """Return the reasons for replacing attributes while a model is traced, by package and attribute."""
     found: dict[str, dict[str, str]] = {"torch": {}, "transformers": {}, "torchlens": {}}
     for patch in PATCHES:
         found[patch.package].setdefault(patch.target.partition(":")[2], patch.reason)
@@ -234,7 +234,7 @@ def load_alone(kind: str, name: str) -> None:
 
 
 def cache_line() -> str:
-    """Return a line on where exports are cached, and how much space the cache takes."""
+    """Return a line with the folder of the export cache, and the number and size of its files."""
     where = folder()
     if where is None:
         return "nothing is kept"
@@ -245,7 +245,7 @@ def cache_line() -> str:
 
 
 def offline_line() -> str:
-    """Return a line on the environment variable that keeps libraries off the network."""
+    """Return a line with the state of the environment variable that keeps libraries off the network."""
     switches = ", ".join(f"{name}={value}" for name, value in OFFLINE.items())
     return f"always: costproof sets {switches} for itself and the processes that it starts"
 
@@ -255,7 +255,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def counters_line() -> str:
-    """Return a line on which third-party counters can run."""
+    """Return a line that lists the third-party counters that can run."""
     if installed("torch") is None:
         return "none: missing torch"
     absent = not_installed()
@@ -264,7 +264,7 @@ def counters_line() -> str:
 
 
 def flash_line() -> str:
-    """Return a line on whether ``--attention flash_attention_2`` can be counted and run."""
+    """Return a line that says whether ``--attention flash_attention_2`` can be counted and run."""
     why = flash_attention.missing()
     if why:
         return f"no {FLASH}: {why}; {WITHOUT_CUDA}"
@@ -273,7 +273,7 @@ def flash_line() -> str:
 
 
 def cuda_line(devices: Path = Path("/dev")) -> str:
-    """Return a line on whether ``--run cuda`` may work, from device files, without importing torch."""
+    """Return a line that says whether ``--run cuda`` may work, judged by device files, without importing torch."""
     torch = find_spec("torch")
     if torch is None or not torch.submodule_search_locations:
         return "no: missing torch"

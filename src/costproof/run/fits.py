@@ -1,4 +1,4 @@
-"""Implement ``costproof.fits``: whether a run fits into memory, and the batch and length at which it stops to."""
+"""Implement ``costproof.fits``: whether a run fits into memory, and the largest batch and length that still fit."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload,
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
+from costproof.parametric.cache_checks import format_recounts
 from costproof.parametric.memory_checks import (
-    format_recounts,
     graph_recounts,
     memory_recounts,
+    peak_recounts,
     room_recounts,
     tried_recounts,
 )
@@ -60,9 +61,9 @@ BLOCKS: Final = (
     "which a layer adds its blocks when it writes, it is an upper bound"
 )
 SETTINGS: Final = ("batch", "text_tokens")
-"""Settings that are varied."""
+"""Settings whose limits are searched."""
 _RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
-"""Rank 0, the default, is not an input of a workload."""
+"""Matches an operand that names a rank; the default rank 0 is not among the inputs of a workload."""
 _CACHE_NAMED: Final = re.compile(r"[@,]kv[-_]dtype=")
 _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _PREFILL: Final = "prefill"
@@ -79,7 +80,7 @@ def fits(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Fits:
-    """Return whether a run fits into a memory, with the bytes that it holds and the limits of its settings.
+    """Return whether a run fits into a memory, with the bytes that the run takes and the limits of its settings.
 
     Torch is needed only for quantised weights, and for the graph of a target whose peak no formula gives or bounds.
 
@@ -114,15 +115,17 @@ def fits(
         if devices is not None and several:
             devices.check(mesh)
         answer = _of_all_ranks(target, found, room)
-    check_recounts(room_recounts(answer, whole, reserve))
-    if found.counted and isinstance(target, str) and not _CACHE_NAMED.search(target):
-        check_recounts(format_recounts(found.target, answer))
+    check_recounts(room_recounts(answer, whole, memory, reserve))
+    if found.peaks:
+        check_recounts(peak_recounts(answer, found.peaks, found.target))
+    if found.counted and isinstance(target, str):
+        check_recounts(format_recounts(found.target, answer, chosen=_CACHE_NAMED.search(target) is not None))
     return answer
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """The memory of one device."""
+    """The memory of one device, and the bytes of it that are available to a run or reserved."""
 
     device: Device | None
     room: int
@@ -133,7 +136,7 @@ _ORDER: Final[dict[FitVerdict, int]] = {"does not fit": 2, "not known": 1, "fits
 
 
 def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room: _Room) -> Fits:
-    """Return the answer of the first mesh that fits, of tp from 1 on and of ep 1 or tp; else that of the last one."""
+    """Return the result of the smallest ``tp``, with ``ep`` 1 or ``tp``, that fits; else of the last mesh tried."""
     tried: list[MeshTried] = []
     too_large: tuple[str, Operand] | None = None
     for tp in (n for n in range(1, count + 1) if count % n == 0):
@@ -162,7 +165,7 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
 
 
 def _formula_weights(side: Baseline) -> int | None:
-    """Return the bytes of weights and buffers of the counted rank: as a quantised checkpoint stores them, if it is.
+    """Return the bytes of weights and buffers of the counted rank, as stored if the checkpoint is quantised.
 
     ``None``: its format is not known.
     """
@@ -173,7 +176,7 @@ def _formula_weights(side: Baseline) -> int | None:
 
 
 def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
-    """Return the answer of the rank that holds most, with the smallest limits of all; of a named rank, its own."""
+    """Return the result of the rank with the most bytes, and the smallest limits of all ranks; or of a named rank."""
     workload, model = found.baseline.workload, sharded(found.target)
     named = RANK in workload.inputs or (isinstance(target, str) and _RANK_NAMED.search(target) is not None)
     if named or workload.mesh.one or model is None or found.target is None:
@@ -181,7 +184,7 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
         if found.counted and found.target is not None:
             check_recounts(memory_recounts(found.target, {(workload.rank,): answer}, answer))
         elif found.exported is not None:
-            check_recounts(graph_recounts(answer))
+            check_recounts(graph_recounts(answer, found.exported.target, found.exported.ledger))
         return answer
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))
@@ -205,7 +208,7 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
 
 
 def _of_rank(read: Operand, of: _Room) -> Fits:
-    """Return the answer of the counted rank, or of a run on one device."""
+    """Return the result for the counted rank, or for a run on one device."""
     side, device, room, kept_free = read.baseline, of.device, of.room, of.reserve
     check_whole(side)
     name, folded = choose_source(side, needed=NEEDED)
@@ -283,7 +286,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:
-    """Complete an unknown answer by the live peaks of exported graphs, if these can be computed."""
+    """Fill an unknown live peak in a result with those of exported graphs, if these can be computed."""
     target = read.exported.target if read.exported is not None else read.origin
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
@@ -306,24 +309,24 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
 
 
 _NO_FORMULA: Final = "live peak not known: "
-"""Beginning of the note that no formula gives the live peak, which holds until the graph gives it."""
+"""First words of the note that the live peak has no formula; the note is dropped if the graph gives the peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LiveMemory:
-    """Live memory of a run by formulas, also with other values of a setting."""
+    """Live memory of a run by formulas, at the run's settings or at changed ones."""
 
     target: WithMemory
     workload: Workload
     blocked: BlockedCache | None = None
 
     def in_blocks(self, **changed: Any) -> int:
-        """Return the largest peak of a stage with the blocks of its cache; without blocks, the largest peak."""
+        """Return the largest peak of any stage, including the padding of a cache in blocks if there is one."""
         more = {} if self.blocked is None else self.blocked.surplus(replace(self.workload, **changed))
         return max(peak + more.get(stage, 0) for stage, peak in self.stages(**changed).items())
 
     def stages(self, **changed: Any) -> dict[str, int]:
-        """Return the peak of live activations of each stage: of its largest call, or of the last decode step."""
+        """Return the peak of live activations of each stage, over all of its calls."""
         peaks = live_peaks(self.target, replace(self.workload, **changed), inputs_held=False)
         found: dict[str, int] = {}
         for (stage, _, _), peak in peaks.items():
@@ -331,7 +334,7 @@ class _LiveMemory:
         return found
 
     def with_last_logits(self) -> int | None:
-        """Return the largest live peak if only the last position gets logits; ``None`` if so already, or if refused."""
+        """Return the largest live peak with logits of the last position only; ``None`` if already so or refused."""
         last = replace(self.workload, logits="last")
         with suppress(CostproofError):
             self.target.check(last)
@@ -340,7 +343,7 @@ class _LiveMemory:
 
 
 def _blocked_cache(target: Target | None, workload: Workload) -> BlockedCache | None:
-    """Return the blocks of the cache, if the workload requests them.
+    """Return the blocks of the key/value cache, if the workload requests blocks.
 
     Raises:
         BadInput: it does, and there is no target that gives them.
@@ -354,7 +357,7 @@ def _blocked_cache(target: Target | None, workload: Workload) -> BlockedCache | 
 
 
 def _in_blocks(found: Fits, blocked: BlockedCache, live: Mapping[str, int | None]) -> Fits:
-    """Return the answer with a cache in blocks.
+    """Return the result for a cache that is allocated in blocks.
 
     Args:
         live: live peak of each stage; empty if unknown.
@@ -371,7 +374,7 @@ def _in_blocks(found: Fits, blocked: BlockedCache, live: Mapping[str, int | None
 
 
 def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory | None, tuple[str, ...]]:
-    """Return the live memory by formulas, and notes; the memory is ``None`` if it is unknown."""
+    """Return the live memory by formulas, and notes on it; the memory is ``None`` if no formulas give it."""
     if not isinstance(target, WithMemory):
         return None, ()
     live = _LiveMemory(target, workload)
@@ -383,7 +386,7 @@ def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory
 
 
 def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]:
-    """Return the ranks that hold the most bytes of weights and cache; none if nothing is sharded."""
+    """Return the ranks with the most bytes of weights and cache; empty if the run is not sharded."""
     if workload.mesh.one or not isinstance(target, Sharded):
         return ()
     held: dict[int, list[int]] = {}
@@ -407,7 +410,7 @@ def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:
 
 
 def _reserve(reserve: int | str | None, whole: int) -> int:
-    """Return the bytes of a memory that stay free for the runtime, from bytes, a size or a fraction.
+    """Return the bytes of a memory that are reserved for the runtime, given as bytes, a size or a fraction.
 
     Raises:
         BadInput: it is neither a size nor a fraction, or as large as the memory.
@@ -427,7 +430,7 @@ def _reserve(reserve: int | str | None, whole: int) -> int:
 
 
 def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
-    """Return notes on what the live peak assumes of a cache with fewer bits than the run's dtype."""
+    """Return a note that the live peak is an upper bound if the cache has fewer bits than the run's dtype."""
     kind = workload.inputs.get(KV_DTYPE)
     if kind is None or live is None:
         return ()
@@ -435,7 +438,7 @@ def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
 
 
 def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
-    """Yield notes on what the bytes of stored weights assume and leave out."""
+    """Yield notes on the assumptions behind the bytes of stored weights, and on tensors that they exclude."""
     yield (
         "quantised weights stay as they are stored and one matrix at a time is unpacked: a runtime that unpacks all of "
         "them holds those of the run's dtype"
@@ -446,7 +449,7 @@ def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
 
 
 def _stored_weights(target: Target | None) -> tuple[StoredCheckpoint | None, tuple[str, ...]]:
-    """Return the checkpoint of a quantised target, and notes; it is ``None`` if its layout is unknown.
+    """Return the checkpoint of a quantised target, and notes; the checkpoint is ``None`` if its layout is unknown.
 
     It needs torch, which builds the model.
     """
@@ -461,7 +464,7 @@ def _stored_weights(target: Target | None) -> tuple[StoredCheckpoint | None, tup
 
 
 def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: bool) -> Iterator[MemoryLimit]:
-    """Yield the limits of settings of a run without formulas, from its exported graphs.
+    """Yield the limits of the settings of a run without formulas, found by exported graphs.
 
     Args:
         cached: whether the run makes a cache.
@@ -481,7 +484,7 @@ def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: 
 def given_cache(side: Baseline, folded: Folded) -> int | None:
     """Return the bytes of cache that a run receives as input, or 0 if it creates its cache itself.
 
-    A prefill behind a past reads all of it. If only one stage uses a cache and runs once, everything that it reads of
+    A prefill with a past reads all of it. If only one stage uses a cache and runs once, everything that it reads of
     it was there before.
     """
     if side.workload.past:
@@ -494,7 +497,7 @@ def given_cache(side: Baseline, folded: Folded) -> int | None:
 
 
 def _peaks(calls: Iterable[CallPeaks], stage: str) -> tuple[int | None, int | None]:
-    """Return (the largest known peak of a stage's calls without inputs, the sum of all peaks if all are known).
+    """Return (the largest known peak of a stage's calls without inputs, the sum of the peaks if all are known).
 
     A decode step that runs by itself has the previous cache as an argument in addition to the one that it makes; in a
     run each layer frees its old cache.

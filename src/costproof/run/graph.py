@@ -31,7 +31,7 @@ def drawable(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Drawable:
-    """Return the callgraph that :func:`graph` draws: of a capture, a ``callgraph.json``, or a traced target.
+    """Return the callgraph that :func:`graph` draws, of a capture, a ``callgraph.json`` or a target traced now.
 
     A target (``"hf:opt,seq-len=8"``, ``"deepseek-ocr@gundam:2x2"``) runs on the meta device.
 

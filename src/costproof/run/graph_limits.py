@@ -1,4 +1,4 @@
-"""Find the batch and length at which a run stops fitting, by its formulas or by the exported graphs of a model.
+"""Find the first batch and length at which a run no longer fits, by its formulas or a model's exported graphs.
 
 The graphs give the bytes of the cache as expressions of their symbols. They are evaluated at the sizes of other runs,
 as long as the conditions of the exports hold; beyond them another graph may run.
@@ -29,17 +29,17 @@ from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.run.count_lock import count_lock
 
 LivePeak = Callable[..., int]
-"""Settings to change -> the largest live peak of a stage."""
+"""Function that returns the largest live peak of any stage, given changed settings."""
 CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
 _GROWING: Final = (*CACHE, MetricTerm("output_bytes", lambda node: True))
 _PAST: Final = (MetricTerm("kv_read_bytes", lambda node: node.stage == "prefill"),)
-"""The cache before the prefill, which reads all of it."""
+"""The cache bytes present before the prefill, which are those that the prefill reads."""
 _FAR: Final = 2**40
-"""Upper end of the search."""
+"""Largest setting value that is searched."""
 _MOST_EXPORTS: Final = 20
-"""Number of proposals for a limit."""
+"""Number of values that are tried with exported graphs before a limit counts as not solved."""
 _Sizes = Mapping[tuple[str, str], Mapping[str, int]]
-"""(stage, invocation) -> the values of its symbols."""
+"""Values of the symbols of each call, by (stage, invocation)."""
 
 
 class _NotKnownError(Exception):
@@ -54,10 +54,10 @@ class GraphRun:
     workload: Workload
     ledger: Ledger
     forms: dict[tuple[int, int], tuple[CallPeaks, ...]] = field(default_factory=dict, compare=False)
-    """(batch, tokens) -> the memoized live peaks in symbols of graphs that are exported there."""
+    """Memoized live peaks in symbols, by the (batch, text tokens) of the workload whose graphs were exported."""
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
-        """Yield the first value of a setting at which the cache no longer fits next to the other bytes.
+        """Yield the first setting value at which the cache and the constant bytes together exceed the memory.
 
         Args:
             setting: ``batch`` or ``text_tokens``.
@@ -101,7 +101,7 @@ class GraphRun:
         return more // self.workload.batch if more % self.workload.batch == 0 else None
 
     def live_limit(self, setting: str, lasting: int, room: int) -> Iterator[MemoryLimit]:
-        """Yield the first value of a setting at which the live peak no longer fits next to the other bytes.
+        """Yield the first setting value at which the live peak and the constant bytes together exceed the memory.
 
         It is solved with the peaks of the graphs in symbols. Graphs that are exported at the limit and at the value
         below it, with constant sizes, confirm it.
@@ -127,7 +127,7 @@ class GraphRun:
         yield MemoryLimit(setting, held, "refused" if why else "from", found, points, why)
 
     def _first_over(self, setting: str, room: int) -> tuple[int, tuple[MemoryPoint, ...]]:
-        """Return the first value of a setting whose live peak exceeds the room, and the peaks below and at it.
+        """Return the first setting value whose live peak exceeds the room, and the peaks at it and just below.
 
         The peaks in symbols propose a value, and graphs with constant sizes below and at it decide. If they disagree,
         the model takes another branch there, and the next proposal comes from graphs in symbols that are exported at
@@ -158,7 +158,7 @@ class GraphRun:
         raise _NotKnownError("the peaks of graphs with constant sizes are not those in symbols")
 
     def _propose(self, setting: str, room: int, symbolic: Workload) -> int:
-        """Return the first value at which the peaks in symbols, of graphs of another workload, exceed the room."""
+        """Return the first setting value at which the symbolic peaks of graphs of another workload exceed the room."""
         key = symbolic.batch, symbolic.text_tokens
         if key not in self.forms:
             require("trace", "the peak of a graph")
@@ -183,7 +183,10 @@ class GraphRun:
         return above
 
     def _last_accepted(self, setting: str, below: int) -> int:
-        """Return the largest value below a bound that the model accepts, 0 without one; what it accepts is a range."""
+        """Return the largest setting value below a bound that the model accepts; 0 if there is none.
+
+        The accepted values are taken to be a range that contains the run's own value.
+        """
         own: int = getattr(self.workload, setting)
         low, high = min(below - 1, own), below - 1
         if low < own and self._refusal(setting, low):
@@ -215,11 +218,11 @@ class GraphRun:
         return ""
 
     def _cached(self) -> list[CostNode]:
-        """Return the cost nodes that have a cache, also those of unknown size."""
+        """Return the cost nodes that have a key/value cache, also caches of unknown size."""
         return [n for n in self.ledger.nodes if n.cost("kv_cache_bytes") != 0]
 
     def _cache(self, setting: str, at: int) -> int:
-        """Return the cache bytes at a value of the setting, by the formulas of the graphs.
+        """Return the cache bytes at a setting value, by the formulas of the exported graphs.
 
         Raises:
             _NotKnownError: a size is not known.
@@ -236,7 +239,7 @@ class GraphRun:
         return found
 
     def _check_constant(self, setting: str, own: int) -> None:
-        """Check that neither the cache nor a condition of its graphs depends on the setting.
+        """Check that neither the cache nor any condition of its graphs depends on the setting.
 
         Raises:
             _NotKnownError: one of them does, so that the values that were tried are not a proof.
@@ -290,7 +293,7 @@ class GraphRun:
                         raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
-        """Return (stage, symbols, conditions) of each export with a cache; of equal layers, those of the first ones."""
+        """Return (stage, symbols, conditions) of each export with a cache; equal layers are exported once."""
         from costproof.tracers.cache import cache_enabled, cached_export
         from costproof.tracers.derive.subject import size_limits
         from costproof.tracers.equal_layers import COUNTED_FROM, truncated_by_periods
@@ -323,7 +326,7 @@ def memory_limits(
     peaks: Sequence[CallPeaks],
     unpacked: int,
 ) -> Iterator[MemoryLimit]:
-    """Yield the first values of settings that do not fit: by weights and cache, by known peaks, and by the bound.
+    """Yield the first setting values that do not fit, for weights with cache, graph peaks, and a bound of activations.
 
     Args:
         kept: the bound of activations; ``None`` if the live peak is known.
@@ -374,7 +377,7 @@ def block_limits(
 
 
 def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: LivePeak) -> Iterator[MemoryLimit]:
-    """Yield the first value of a setting at which the live peak does not fit; the peak grows with the setting."""
+    """Yield the first setting value at which the live peak does not fit; the peak must grow with the setting."""
 
     def held(at: int) -> int:
         changed: dict[str, Any] = {setting: at}
@@ -397,7 +400,7 @@ def _symbolic_peaks(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[Ca
 
 
 def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSum]:
-    """Yield the live bytes, without inputs, at each moment of the graph peaks that are formulas."""
+    """Yield the live bytes without inputs at each moment that a symbolic graph peak is the maximum of."""
     for call in _symbolic_peaks(of, peaks):
         peak, given = parse(call.form), parse(call.given or "0")
         for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):

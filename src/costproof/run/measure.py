@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 TIMES: Final = 5
 """Default number of timed runs."""
 WAYS: Final = ("eager", "graph", "compiled")
-"""Forms in which a stage can be timed: as it is, as a CUDA graph, and under ``torch.compile``."""
+"""Forms in which a stage can be timed: eager, as a CUDA graph, and under ``torch.compile``."""
 
 
 def measure(
@@ -191,7 +191,7 @@ def _measure(
 
 
 def _predicted_forward(calls: Iterable[ReplayedCall], device: Device) -> Forward:
-    """Return the operator calls of a forward that was not run, from isolated times and the device's host times.
+    """Predict the operator calls of a forward that was not run from isolated times and the device's host times.
 
     In a forward the host takes longer for an operator than in isolation, as the device file says. The first call with
     some shapes takes longer still, and the Python before it by the same factor: their code is not in the caches.
@@ -228,14 +228,14 @@ def _predicted_forward(calls: Iterable[ReplayedCall], device: Device) -> Forward
 
 
 def _launch_latency(device: Device) -> int:
-    """Return the nanoseconds from a launch to its kernel's start, from the device file or measured here."""
+    """Return the nanoseconds from a kernel launch to the kernel's start, from the device file or measured here."""
     from costproof.tracers.eager_calls import launch_latency
 
     return device.launch_latency.value if device.launch_latency else launch_latency() or 0
 
 
 def _graph_times(device: Device) -> tuple[int, int] | None:
-    """Return (gap after each kernel, time of a replay) of a CUDA graph in ns, from the device file or measured."""
+    """Return (gap after each kernel, time of one replay) of a CUDA graph in ns, by the device file or measured."""
     from costproof.tracers.host_costs import measure_graph
 
     if device.graph_gap is not None and device.graph_replay is not None:
@@ -273,7 +273,7 @@ def _variants(
 
 
 def _routed_experts(ledger: Ledger) -> dict[str, int]:
-    """Return the weight bytes that one token reads, which any call reads, by module of routed experts."""
+    """Return the expert weight bytes that every call reads at least, those of a single token, by module."""
     found = {}
     for node in ledger.nodes:
         whole, active, held = (node.cost(m) for m in ("params", "params_active", "weight_bytes"))
@@ -293,7 +293,7 @@ def _device(
     progress: Progress,
     before: Device | None,
 ) -> Device:
-    """Return the given device, or measure this machine and merge the result with ``before``."""
+    """Return the device that the caller names, or measure this machine and merge the rates with those of ``before``."""
     if on is not None:
         return on if isinstance(on, Device) else machine(on)
     found = measure_machine(run, dtypes=None if before is None else (dtype,), progress=progress)

@@ -37,7 +37,7 @@ def baseline_at(text: str) -> Baseline:
 
 
 def file_at(text: str) -> tuple[Baseline, Capture | None]:
-    """Return the baseline as :func:`baseline_at`, and the capture if the file is one.
+    """Return the baseline of :func:`baseline_at`, and the capture if the file is a capture.
 
     Raises:
         BadInput: there is none, or it cannot be read.
@@ -76,7 +76,7 @@ def _in_git(text: str) -> bytes:
 
 
 _MISSING: Final = (b"not a git repository", b"Not a valid object name")
-"""Messages of git for a missing object. It may refuse to look into a folder of another user."""
+"""Messages of git for a missing object, or for a folder of another user that git refuses to read."""
 
 
 def is_revision(name: str) -> bool:
@@ -113,7 +113,7 @@ def _run_git(what: str, name: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def check_whole(side: Baseline) -> None:
-    """Check that a side is not a truncated model, which nobody deploys.
+    """Check that a side of a comparison is not a model cut to its first layers, which nobody deploys.
 
     Raises:
         BadInput: the model was cut.
@@ -129,7 +129,7 @@ def check_whole(side: Baseline) -> None:
 
 
 def check_cut_alike(base: Baseline, head: Baseline) -> None:
-    """Check that both sides are truncated alike, if at all.
+    """Check that both sides of a comparison are whole models, or are cut to the same layers.
 
     Raises:
         BadInput: they were.
@@ -147,7 +147,7 @@ def check_cut_alike(base: Baseline, head: Baseline) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The fields with which every file of costproof begins."""
+    """The first fields of every costproof file with counts."""
 
     conventions: Conventions
     target: TargetInfo
@@ -159,7 +159,7 @@ _AGAIN: Final = "costproof report TARGET -o DIR writes it anew"
 
 
 def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
-    """Return the baseline in a ``static_compute.json``, which has only numbers of whole stages."""
+    """Return the baseline in a ``static_compute.json``, which has numbers of whole stages only."""
     from costproof.views.static_compute import STATIC_COMPUTE
 
     kind = FileKind(STATIC_COMPUTE.name, STATIC_COMPUTE.version, _Header)
@@ -218,7 +218,7 @@ def _minus(whole: int | None, part: int | None) -> int | None:
 
 
 def of_stages(side: Baseline) -> Baseline:
-    """Return a baseline without parts below stages, to compare it with one that has none."""
+    """Return a baseline reduced to stage totals, for comparison with a baseline that has only these."""
     sources = {}
     for name, folded in side.sources.items():
         rows = {s: {WHOLE_STAGE: {"": {m: folded.total(m, s) for m in folded.metrics}}} for s in folded.stages}
@@ -229,5 +229,5 @@ def of_stages(side: Baseline) -> Baseline:
 
 
 def has_parts(side: Baseline) -> bool:
-    """Return whether a baseline has parts below stages."""
+    """Return whether a baseline has numbers of parts within stages."""
     return any(part != WHOLE_STAGE for f in side.sources.values() for parts in f.rows.values() for part in parts)

@@ -36,17 +36,17 @@ class Operand:
 
     baseline: Baseline
     target: WithKeys | None
-    """The target of its configuration, to evaluate other points; ``None``: no formulas describe it."""
+    """The target with the baseline's configuration, to evaluate other settings; ``None`` if no formulas describe it."""
     counted: bool = False
-    """Whether the formulas of this costproof made the numbers."""
+    """Whether the numbers come from the formulas of this costproof, and not from a file."""
     exported: GraphRun | None = None
-    """The run that exported graphs counted, if there are no formulas."""
+    """The run that was counted by exported graphs because the target has no formulas."""
     peaks: tuple[CallPeaks, ...] = ()
-    """Peaks of live activations, if the operand is a capture that has them."""
+    """Peaks of live activations, if the operand is a capture with peaks."""
     origin: Target | None = None
-    """The target that was counted; ``None``: the operand is a file."""
+    """The target that was counted; ``None`` if the operand is a file."""
     runs_all: bool = False
-    """Whether its class runs all experts for every token, where the configuration names fewer."""
+    """Whether the model class runs all experts for every token, although the configuration names fewer."""
 
 
 def read_operand(
@@ -57,7 +57,7 @@ def read_operand(
     trust_remote_code: bool = False,
     by_graph: bool = False,
 ) -> Operand:
-    """Read one operand.
+    """Read one operand of a command: a baseline or capture from a file or git, or a target with settings.
 
     Args:
         given: see :data:`~costproof.run.operand_files.FORMS`; the name of a registered target takes precedence over a
@@ -165,7 +165,7 @@ def target_with_settings(
     preset, *pairs = rest.removeprefix("@").split(",") if rest else [""]
     if "=" in preset.partition(":")[0]:
         fix = f"{name},{rest[1:]} for the default workload, {name}@PRESET,{rest[1:]} for another: costproof workloads"
-        expected = "a preset, and the settings behind commas"
+        expected = "a preset, and the settings after commas"
         raise BadInput("a setting is in the place of a preset", where=text, expected=expected, got=preset[:80], fix=fix)
     target = load_target(name, None if config is None else Path(config), trusted=trusted)
     known = {s.name for s in settings(name)}
@@ -243,7 +243,7 @@ def _value(text: str) -> Any:
 
 
 def target_of(side: Baseline) -> WithKeys | None:
-    """Return the target of a baseline, with its configuration; ``None`` if it has no formulas here."""
+    """Return the target of a baseline with its configuration; ``None`` if this version has no formulas for it."""
     if side.target.name not in TARGETS.all() or side.target.implementation != "native" or side.target.config is None:
         return None
     usual = load_target(side.target.name)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from costproof.ledger.environment import environment, require
-from costproof.ledger.errors import BadInput, Incomplete, check_recounts
+from costproof.ledger.errors import BadInput, Incomplete, Recount, check_recounts
 from costproof.ledger.mesh import FSDP_CP
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
 from costproof.ledger.progress import Progress, silent
@@ -77,12 +77,16 @@ def measure_peaks(
         check_recounts(gathered_recounts(model, workload, most))
     with count_lock():
         found = call_peaks(model, workload.gathered, progress, eager=eager, forms=forms)
+    check_recounts(
+        Recount(one.stage, f"{one.invocation}, parts of the difference of its peaks", "bytes", one.residual or 0, 0)
+        for one in found
+    )
     found = tuple(replace(call, gathered_bytes=most) for call in found)
     return _with_formulas(model, workload, found)
 
 
 def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ...]) -> tuple[CallPeaks, ...]:
-    """Add the peak by the target's formula to each call; formulas count tensors on the host too."""
+    """Add to each call the peak by the target's formula; formulas include tensors in host memory."""
     if not isinstance(model, WithMemory) or options_of(model).device == "cuda":
         return calls
     try:
@@ -94,7 +98,7 @@ def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ..
 
 
 def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
-    """Return the most bytes of gathered parameters that a rank holds at once; ``None`` if there are no formulas.
+    """Return the most bytes of all-gathered parameters that a rank holds at once; ``None`` if there are no formulas.
 
     The parameters of the root, R, stay during the forward of the model. Those of a layer, L, are put together from a
     buffer of the same size. Until that is done, the buffer of the group before is held: of equal layers that are at

@@ -25,7 +25,7 @@ from costproof.views.files import SWEEP
 from costproof.views.manifest import capture_file
 
 PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
-"""All pictures."""
+"""Names of all pictures."""
 PlotData = Capture | Report | Roofline | Peaks | CounterReport | strips.SweepTable
 _Picture = Callable[[str], bytes]
 
@@ -38,7 +38,7 @@ def plot(
     on: str | os.PathLike[str] | Device | None = None,
     named_first: Callable[[Iterable[str]], object] = list,
 ) -> dict[str, bytes]:
-    """Draw what a file or an object contains; return name of a picture's file -> its bytes, which are deterministic.
+    """Draw the data of a file or an object; return the deterministic bytes of each picture, by file name.
 
     Args:
         what: a capture or a folder of reports (``shares.svg``; ``peaks.svg`` and ``counters.svg`` if they were

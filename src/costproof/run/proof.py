@@ -51,15 +51,16 @@ if TYPE_CHECKING:
 SAMPLES: Final = 64
 SEED: Final = 1
 MOST_SAMPLES: Final = 10_000
-"""Limit for a certificate that is repeated, whose author may want to keep the reader's machine busy."""
+"""Limit of random configurations when a certificate is repeated, since its author may ask for too many."""
 _SHOWN: Final = 120
 _MOST_POINTS: Final = 1_000
 RUN_STEPS: Final = (3, 2, 5, 12, 4, 7, 2, 9)
-"""Decode steps of the runs of a proof. A cost that is linear in the context is a polynomial of degree 2 in N, which
-three values determine; one step is in every draw.
+"""Decode steps of the real runs in a proof; three different numbers determine a polynomial of degree 2.
+
+A cost that is linear in the context is of degree 2 in the number of steps N. One step is in every draw.
 """
 _PEAK_DRAWS: Final = 4
-"""Draws of a proof in which the live peak is compared, each by an export of its own."""
+"""Number of random configurations at which the live peak is compared, each by an export of its own."""
 
 
 def prove(
@@ -117,7 +118,7 @@ def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
 
 
 def _stored(target: WithProof, proof: Proof) -> str:
-    """Return what a proof's settings say of the formats of the checkpoint, beyond the normalised configuration."""
+    """Return as JSON the checkpoint formats that a proof depends on beyond the normalised configuration; or empty."""
     if not isinstance(target, WithStorage) or not isinstance(factory := TARGETS.load(target.name), Proves):
         return ""
     again, own = factory.from_normalised(proof.settings.config), replace(target.stored, folder="")
@@ -127,7 +128,7 @@ def _stored(target: WithProof, proof: Proof) -> str:
 
 
 def with_runs(proof: Proof) -> Proof:
-    """Return the proof with additional pieces that run and count every decode step of some random configurations.
+    """Return the proof with additional pieces that run some random configurations and count every decode step.
 
     The graph of one step and its formula are summed over N steps by the same code; these runs are an independent check.
     Torch has no FLOP formula for FlashAttention's operators, so such draws are left out. Where the live peak is a
@@ -182,9 +183,9 @@ class Verification:
     """The result of repeating the proof of a certificate, next to the certificate."""
 
     certificate: Certificate
-    """The new one."""
+    """The certificate of the repeated proof."""
     versions: tuple[str, ...]
-    """Packages whose version differs now; they are listed but do not affect the result."""
+    """Packages whose versions differ from those of the certificate; they do not affect the result."""
     differences: tuple[str, ...]
     """Differences between the new proof and the certificate."""
 
@@ -266,7 +267,7 @@ def prepare_repeat(old: Certificate) -> tuple[WithProof, Proof]:
 def _carry_out(
     tasks: Sequence[Piece[Provable]], kept: ProofCheckpoint | None, processes: int, progress: Progress
 ) -> list[tuple[str, str, Answer | str]]:
-    """Run all pieces without a saved answer; return (phase, id, answer or error) of all pieces, in order."""
+    """Run all pieces of a proof without a saved answer; return (phase, id, answer or error) of all, in order."""
     found: dict[str, Answer | str] = dict(kept.read()) if kept is not None else {}
     todo = [t for t in tasks if t.id not in found]
     phases = {t.id: t.phase for t in tasks}
@@ -292,7 +293,7 @@ _LINE: Final = tuple[str, Answer]
 
 
 class ProofCheckpoint:
-    """Context manager of a file with the answers of finished pieces, from which an interrupted proof resumes.
+    """File with the answers of finished pieces of a proof, as a context manager; an interrupted proof resumes from it.
 
     The first line identifies the proof. The file is locked by one proof at a time, and answers of a proof with other
     settings or other code are discarded.
@@ -360,7 +361,7 @@ class ProofCheckpoint:
         self._file.flush()
 
     def remove(self) -> None:
-        """Delete the file of the answers found so far."""
+        """Delete the file with the saved answers."""
         self.path.unlink(missing_ok=True)
 
 
@@ -383,16 +384,16 @@ class Derivation:
 
     @property
     def wrong(self) -> tuple[SizeCheck, ...]:
-        """The points at which form and count differ."""
+        """The sizes at which the closed form and the count differ."""
         return tuple(p for p in self.points if not p.equal)
 
     @property
     def exit_code(self) -> int:
-        """0 if the form equals the count at every point, else 1."""
+        """0 if the closed form equals the count at all compared sizes, else 1."""
         return EXIT_FINDINGS if self.wrong else EXIT_OK
 
     def text(self, how: Notation = "text") -> str:
-        """Return the formulas as ``text``, ``latex``, ``python`` or ``yaml`` (a claims file)."""
+        """Return the closed form as ``text``, ``latex``, ``python`` or ``yaml`` (a claims file)."""
         return render(self.form, how)
 
     def table_rows(self) -> Sequence[object]:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
-    """Export the run of a piece, compare it with the formulas, and return the answer as plain data.
+    """Export the run of one piece of a proof, compare the graphs with the formulas, and return an answer.
 
     Raises:
         Incomplete: a part cannot be exported, an operator has no cost rule, or the family reads another configuration
@@ -88,14 +88,14 @@ def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
 
 
 def _conditions(piece: Piece[Provable], graphs: Iterable[Exported]) -> Iterator[str]:
-    """Yield the conditions on sizes at which a symbolic graph does not describe the model; claims exclude them."""
+    """Yield the conditions under which a symbolic graph does not describe the model; claims exclude these sizes."""
     for graph in graphs if piece.phase == "identities" and not piece.asked else ():
         for condition in conditions(graph):
             yield f"{piece.id.partition(': ')[2]}: {graph.job.stage} at sizes where not {condition}"
 
 
 def _call(piece: Piece[Provable], invocation: str) -> str:
-    """Return a call's name in the result of a piece: with its random workload, ``any`` for all sizes, or unchanged."""
+    """Return the name of a call in a piece's answer: with its random workload, ``any`` for all sizes, or unchanged."""
     if piece.sizes is not None:
         return f"{invocation} of {piece.workload.name}"
     return ANY if piece.asked and invocation else invocation
@@ -103,13 +103,13 @@ def _call(piece: Piece[Provable], invocation: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CountedPiece:
-    """The counted exports or run of a piece, before the comparison with formulas."""
+    """A piece of a proof after its exports or run were counted, before the comparison with formulas."""
 
     piece: Piece[Provable]
     static: Ledger
     values: Mapping[tuple[str, str], Mapping[str, int]]
     fixed: frozenset[tuple[str, str, str]]
-    """(stage, module, metric) that come from exports without symbols, and hold for the inputs of this run only."""
+    """(stage, module, metric) of costs from exports without symbols, which hold only for the inputs of this run."""
 
     def judged(self, formulas: Ledger) -> Answer:
         """Compare the formulas of the piece's run with its graphs."""
@@ -129,7 +129,7 @@ class CountedPiece:
 
 
 def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedPiece:
-    """Export and cost the run of a piece; for a piece of real runs, execute and count every decode step instead.
+    """Export and count the run of a piece, or in the phase ``runs`` execute it and count every decode step.
 
     Args:
         piece: the piece.
@@ -177,7 +177,7 @@ def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedP
 
 
 def compare_rows(piece: Piece[Provable], identity: RowIdentity) -> Answer:
-    """Compare two sums of formulas, in the symbols of an identity or at the sizes of a randomly drawn batch.
+    """Compare two sums of formulas of a batch, in symbols or at the sizes of a randomly drawn batch.
 
     Raises:
         Incomplete: a layer whose pairs were counted has no formula for its kept scores.
@@ -188,7 +188,7 @@ def compare_rows(piece: Piece[Provable], identity: RowIdentity) -> Answer:
     for layer, pairs in enumerate(identity.pairs):
         found = [key for key in left if key[2] == KEPT_SCORES and f".{layer}." in f"{key[0]}."]
         if len(found) != 1:
-            raise Incomplete("not one formula of the kept scores of a layer", where=f"layer {layer}", got=len(found))
+            raise Incomplete("a layer has no single formula of kept scores", where=f"layer {layer}", got=len(found))
         right[found[0]] = right.get(found[0], sympy.Integer(0)) + heads * parse(pairs)
     ledgers = []
     for source, side in (("analytic", left), ("static", right)):
@@ -215,7 +215,7 @@ def compare_rows(piece: Piece[Provable], identity: RowIdentity) -> Answer:
 def _summed(
     target: Provable, runs: Sequence[SymbolicRun], metrics: Collection[Metric]
 ) -> dict[tuple[str, str, Metric], sympy.Expr]:
-    """Return (module, kind, metric) -> the sum of the formulas of several runs, in the symbols of an identity.
+    """Return the formulas summed over several runs, by (module, kind, metric), in the symbols of an identity.
 
     The kind is empty for metrics of a module as a whole.
     """
@@ -236,7 +236,7 @@ def _resized(expr: str, sizes: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> s
 
 
 def compare_peaks(piece: Piece[Provable]) -> Answer:
-    """Compare live peaks by formula with those of graphs, in symbols or at the sizes of a randomly drawn run.
+    """Compare live peaks by formula with those of exported graphs, in symbols or at the sizes of a randomly drawn run.
 
     A graph in symbols is of two or more sequences and tokens. Other sizes than the context of a step are those of
     the run: some operators copy an argument unless a size is 1.
@@ -308,7 +308,7 @@ def _peak_node(stage: str, call: str, peak: sympy.Expr, values: Mapping[str, int
 
 
 def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> Iterator[ExportJob]:
-    """Yield the job at the sizes of each call, with every decode step by itself.
+    """Yield one export job for each of the sizes at which a call runs, and for each decode step.
 
     A symbolic graph may stand for calls of several sizes; there is one job for each of them.
     """
@@ -325,7 +325,7 @@ def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> 
 
 
 def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
-    """Return the sizes of a piece at which the guards of an export hold at every point to check."""
+    """Return those sizes of a piece for which the guards of an export hold at all points to check."""
     points = [(size, point) for size, asked in piece.asked.items() for point in asked]
     holds = holds_at(exported, [dict(point) for _, point in points])
     fails = {size for (size, _), held in zip(points, holds, strict=True) if not held}
@@ -336,7 +336,7 @@ def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
 def _built(
     target: Hashable, dtype: str, attention: str, experts: str, own: tuple[tuple[str, SettingValue], ...]
 ) -> nn.Module:
-    """Return a memoized model of the target: one process exports it dozens of times.
+    """Return a model of the target, memoized, since one process exports the model dozens of times.
 
     Args:
         target: the target.
@@ -348,7 +348,7 @@ def _built(
 
 
 ANY = "any"
-"""Name of the call in claims about any of the enumerated sizes."""
+"""Name of the call in claims that hold at all enumerated sizes."""
 
 NOT_CLAIMED = (
     "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",

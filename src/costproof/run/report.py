@@ -114,15 +114,15 @@ def explain(
 
 
 _OF: Final = {"FLOPs": "flops", "calls of modules": "calls"}
-"""Quantity of a run of all layers on the meta device -> the metric of the extrapolated ledger that must equal it."""
+"""Metric of the extrapolated ledger that must equal a quantity of a meta-device run of all layers, by that quantity."""
 _ALONE: Final = ("params", "weight_bytes", "flops", "calls")
-"""Metrics that stay valid even if other quantities of that run differ; two of them are known before it runs."""
+"""Metrics that are reported even if other quantities of the run of all layers differ."""
 
 
 def whole_model(
     run: Prepared, capture: Capture, count: Callable[[Prepared], Capture], progress: Progress = silent
 ) -> WholeModel | None:
-    """Return the cost of the whole model whose first layers were counted, or ``None`` if no layer was cut.
+    """Return the costs of all layers of a model that was counted with its first layers; ``None`` if no layer was cut.
 
     Work inside a remaining layer counts once for every layer that it represents, other work once. The model is counted
     again with more layers. Metrics for which both counts predict different totals are left out, as are peaks, which are
@@ -187,7 +187,7 @@ def whole_model(
 
 
 def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
-    """Return the costs of the whole model by its formulas, for a run that was cut to a few layers."""
+    """Return the costs of all layers by the target's formulas, for a run that was cut to a few layers."""
     ledger = evaluate_formulas(target, workload)
     given = [metric for metric in METRICS if metric in ledger.metrics]
     stages = {s: {m: v for m in given if (v := ledger.stage_total(s, m)) is not None} for s in ledger.stages}
@@ -199,7 +199,7 @@ def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
 
 
 def _all_layers(target: Truncatable, workload: Workload, stretch: Truncation) -> tuple[dict[str, str], str]:
-    """Run the whole model on meta; return quantity -> difference from the prediction, and why no run succeeded."""
+    """Run all layers on meta; return the differences from the predicted sums by quantity, and why no run succeeded."""
     from costproof.tracers.equal_layers import PLACES, module_work
 
     refused: list[str] = []
@@ -237,7 +237,7 @@ def _scale(ledger: Ledger, stretch: Truncation) -> Ledger:
 
 
 def _agreed_total(pairs: Sequence[tuple[Ledger, Ledger]], metric: Metric, stage: str | None) -> int | str:
-    """Return the total that both counts of every source predict, or a reason why there is none."""
+    """Return the total of all layers on which the counts of all sources agree, or a reason why there is none."""
     predicted = [tuple(value(ledger, metric, stage) for ledger in pair) for pair in pairs]
     known = {number for pair in predicted for number in pair}
     if None in known:

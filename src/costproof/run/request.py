@@ -17,7 +17,7 @@ from costproof.models.settings import ChoicePlace, TypedValue, collect_problems,
 from costproof.models.target import Setting, Target
 
 OPTIONS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
-"""Names of the choices that make :class:`RunOptions`; ``run`` is the device."""
+"""Names of the fields of a request that become :class:`RunOptions`; ``run`` is the device."""
 LISTS: Final = ("sources", "counters", "rules")
 SWITCHES: Final = ("all_calls", "peaks", "trust_remote_code", "no_cache")
 VERBS: Final[Mapping[str, tuple[Setting, ...]]] = {
@@ -27,22 +27,22 @@ VERBS: Final[Mapping[str, tuple[Setting, ...]]] = {
         Setting("points", "Random sizes to check at."),
     ),
 }
-"""Command -> its settings that do not depend on the target."""
+"""Settings of a command that do not depend on the target, by command."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSettings:
-    """A workload that a request names: a preset, and changed settings."""
+    """The workload of a request: the name of a preset, and the settings that override it."""
 
     preset: str | None = None
-    """``None``: the target's default workload."""
+    """Name of the preset; ``None`` for the target's default workload."""
     values: Mapping[str, TypedValue] = field(default_factory=dict)
-    """The target's own settings, by the names that it gives them."""
+    """Overriding values, by the names of the target's settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """Everything that is needed to repeat a run. :func:`request` builds it and checks it."""
+    """Everything that is needed to repeat a run, built and checked by :func:`request`."""
 
     target: str
     """A registered name, the folder of a snapshot, or an address: :mod:`costproof.models.generic.address`."""

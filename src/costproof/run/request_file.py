@@ -1,4 +1,4 @@
-"""Read and write run requests as YAML; code that only the file names is refused."""
+"""Read and write run requests as YAML, and refuse code that the file requests but the command line does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from costproof.plugins import lazy
 from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, NamedSettings, RunRequest, request
 
 CODE: Final = ("target", "rules", "trust_remote_code")
-"""Choices of a run that may execute code."""
+"""Keys of a request that may execute code."""
 
 
 def makes_module(target: str) -> bool:
@@ -33,7 +33,7 @@ def loading_runs_code(target: str, *, trusted: bool) -> bool:
 
 
 def code_named(choices: Mapping[str, Any]) -> dict[str, str]:
-    """Return the choices that run code -> the same choice as on the command line."""
+    """Return the command-line arguments that repeat the choices that execute code, by key of the request."""
     target, rules = choices.get("target"), choices.get("rules") or ()
     found = {"target": shlex.quote(target)} if isinstance(target, str) and makes_module(target) else {}
     if rules:
@@ -42,7 +42,7 @@ def code_named(choices: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refused_code(in_file: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Iterator[BadInput]:
-    """Yield an error for each choice of a file that runs code and that the user did not repeat.
+    """Yield an error for each key of a file that executes code and that the user did not repeat on the command line.
 
     Args:
         in_file: the choices of the file.
@@ -61,13 +61,13 @@ def refused_code(in_file: Mapping[str, Any], given: Mapping[str, Any], where: st
 WHAT: Final = "a request file"
 _KEYS: Final = tuple(f.name for f in fields(RunRequest))
 _RUN: Final = {"device" if name == "run" else name: name for name in OPTIONS}
-"""Key under ``run`` -> name of the choice."""
+"""Names of the run options, by their key under ``run`` in a request file."""
 _SINGLE: Final = ("config", *LISTS, *SWITCHES)
 _PREPARED: Final = {
     "prove": lazy("costproof.run.proof:prepare_proof"),
     "derive": lazy("costproof.run.proof:prepare_derivation"),
 }
-"""Verb -> function that checks that it can start; all others use the check of a count."""
+"""Functions that check that a command can start, by command; the other commands use the check of a count."""
 
 
 def request_text(asked: RunRequest, verb: str = "report") -> str:
@@ -134,7 +134,7 @@ def request_from(
     rules: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     trust_remote_code: bool = False,
 ) -> RunRequest:
-    """Return the request of a document that is already parsed; as :func:`read_request`."""
+    """Return the request in a parsed YAML document, as :func:`read_request` does for a file."""
     if not isinstance(data, dict):
         raise BadInput("not a request file", where=f"$ in {where}", expected="a map with target, workload, …")
     problems: list[CostproofError] = [_unknown_key(f"$.{key[:60]}", key, _KEYS) for key in data if key not in _KEYS]
@@ -181,7 +181,7 @@ def request_from(
 
 
 def _section(given: YamlValue, where: str, problems: list[CostproofError]) -> dict[str, YamlValue]:
-    """Return the keys with a value in a section of the file; report a section that is not a mapping."""
+    """Return the keys of a section that have a value; report a section that is not a mapping."""
     if isinstance(given, dict):
         return {key: value for key, value in given.items() if not _is_null(value)}
     problems.append(BadInput("this must be a map", where=where, expected="NAME: VALUE lines", got=type(given).__name__))
@@ -208,7 +208,7 @@ def _typed_value(name: str, value: Any, where: str) -> Any:
 
 
 def _workload(data: dict[str, YamlValue], problems: list[CostproofError]) -> Workload | None:
-    """Return a complete workload in the form in which captures store it, or ``None``."""
+    """Return the complete workload of a request, in the form that captures store; ``None`` if the file has none."""
     from pydantic import ValidationError
 
     plain = _with_none(data)

@@ -1,4 +1,4 @@
-"""Implement ``costproof.roofline``: bound the time of a run on a device; find where the bottleneck changes."""
+"""Implement ``costproof.roofline``: bound the time of a run on a device, and find where the bottleneck changes."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ from costproof.parametric.time_checks import (
     rate_recounts,
     schedule_recounts,
     sent_recounts,
+    stored_work_recounts,
     touched_recounts,
     unpacked_recounts,
 )
@@ -77,9 +78,9 @@ from costproof.run.operands import Operand, baseline_by_formulas, check_counted,
 
 FLOAT8: Final = "float8"
 ATTENTION: Final = "attention"
-"""Kind of the products of attention in formulas."""
+"""Operator kind of the matrix products of attention in formulas."""
 MIXING: Final = frozenset({"mlp", "experts"})
-"""Words of a role that mark a part of the MLPs, dense or routed."""
+"""Components of a role that mark a module of dense or routed MLPs."""
 
 
 def roofline(
@@ -154,16 +155,17 @@ def roofline(
     if routing != "bound":
         if mesh.ep > 1:
             raise BadInput(
-                "how many experts a routing touches is counted where a device has all of them, not a part",
+                "a routing applies only to devices that hold all experts",
                 where="--routing", expected="a mesh without ep", got=mesh.text,
                 fix="leave out --routing: then each call reads min(experts, tokens x top_k) experts",
             )  # fmt: skip
         if batch is None or (ledger := batch.regime(batch.own).ledger) is None:
             raise no_formulas_error()
-        folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
-        check_recounts(touched_recounts(ledger, batch.sizes(batch.own), experts))
+        before, sizes = folded, batch.sizes(batch.own)
+        folded, kind, experts = apply_routing(before, ledger, sizes, routing)
+        check_recounts(touched_recounts(ledger, sizes, experts, before, folded, routing))
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
-    check_recounts(clock_recounts(of, folded, run, stages, parts, routed=kind != "bound"))
+    check_recounts(clock_recounts(of, folded, run, stages, parts, arithmetic, routed=kind != "bound"))
     if math is None and device.bounding_peak(FLOAT8) is None:
         check_recounts(unpacked_recounts(folded, run, FLOAT8))
     links = None
@@ -193,11 +195,14 @@ def roofline(
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
     header = (side.conventions, side.target, side.workload, side.environment)
     stored = "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics
+    if stored and read.target is not None and not other:
+        check_recounts(stored_work_recounts(read.target, side.workload, folded))
     # Another routing reads other experts, ranks share them unevenly, and another arithmetic needs other work.
     has_work = not other and shared == 1 and arithmetic.instead is None and UNPACKING in folded.metrics
-    works = {stage.id: folded.total(UNPACKING, stage.id) if has_work else None for stage in stages}
-    unpacking = tuple(unpacking_time(device, *work) for work in works.items()) if stored else ()
-    check_recounts(device_recounts(device, of, unpacking))
+    works = ((s.id, folded.total(UNPACKING, s.id) if has_work else None) for s in stages)
+    unpacking = tuple(unpacking_time(device, *work) for work in works) if stored else ()
+    plain = has_work and math is None and routing == "bound" and mesh.ep == 1
+    check_recounts(device_recounts(device, of, unpacking, folded, known=plain))
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
@@ -211,7 +216,7 @@ def _splits(target: OperandInput, read: Operand) -> TypeGuard[str]:
 
 
 _GroupRates = Mapping[tuple[str, str, str], Fraction]
-"""(stage, part, kind of a collective) -> seconds for each byte of its payload."""
+"""Seconds per payload byte, by (stage, part of the model, kind of collective)."""
 _GATHERED: Final = (
     "gathered parameters are read from the memory of the rank, as fully_shard puts them there; all times, the floor "
     "too, are those of such a run: one that multiplies by parameters as they arrive reads less"
@@ -223,14 +228,13 @@ _MEAN: Final = (
 
 
 def _mean_counts(folded: Folded, workload: Workload) -> Folded:
-    """Return :func:`mean_of_experts`, counted twice."""
-    found = mean_of_experts(folded, _sharing(workload))
-    check_recounts(mean_recounts(folded, found, workload))
+    """Return :func:`mean_of_experts`, checked against an independent second count."""
+    check_recounts(mean_recounts(folded, found := mean_of_experts(folded, _sharing(workload)), workload))
     return found
 
 
 def _sharing(workload: Workload) -> int:
-    """Return the ranks over which rows of routed experts are averaged; 1 if the workload says the rows of each."""
+    """Return the number of ranks over which expert rows are averaged; 1 if the workload gives each rank's rows."""
     return 1 if PAIRS in workload.inputs else workload.mesh.ep
 
 
@@ -246,18 +250,17 @@ class _Ranks:
     routed: bool
 
     def axis_of(self, part: str, kind: str) -> str:
-        """Return the group of the mesh in which a part runs a kind of collective."""
+        """Return the mesh axis over which a part of the model runs a kind of collective."""
         workload, target = self.read.baseline.workload, sharded(self.read.target)
         return "tp" if target is None else target.shares(workload).axis_of(part, kind)
 
     def links(
         self, folded: Folded, run: StageBound, stages: tuple[StageBound, ...], parts: tuple[PartBound, ...]
     ) -> LinkBounds:
-        """Return time bounds that include communication: of the counted rank and, if formulas exist, of every rank."""
+        """Return time bounds with communication, for the counted rank and, if there are formulas, every rank."""
         workload = self.read.baseline.workload
         sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
-        own = [_with_links(stage, sent) for stage in (*stages, run)]
-        check_recounts(overlap_recounts(self.of, parts, sent, own))
+        check_recounts(overlap_recounts(self.of, parts, sent, own := [_with_links(s, sent) for s in (*stages, run)]))
         times = [RankTimes((workload.rank,), run.modules.seconds, own[-1].exposed_s, own[-1].overlapped_s)]
         target = None if self.routed else self.read.target
         if target is not None and (of_ranks := sharded(target)) is not None:
@@ -286,13 +289,16 @@ class _Ranks:
         sent = tuple(collective_bounds(folded, self.rates, other, self.axis_of))
         found = _with_links(run, sent)
         check_recounts(
-            (*clock_recounts(self.of, folded, run, stages, parts), *overlap_recounts(self.of, parts, sent, [found]))
+            (
+                *clock_recounts(self.of, folded, run, stages, parts, self.arithmetic),
+                *overlap_recounts(self.of, parts, sent, [found]),
+            )
         )
         return RankTimes(ranks, run.modules.seconds, found.exposed_s, found.overlapped_s)
 
 
 def _with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLinks:
-    """Return the bounds of a stage with its collectives; of the whole run if it has no name."""
+    """Return the time bounds of a stage including its collectives; of the whole run if ``stage`` is empty."""
     here = [c for c in sent if stage.id in ("", c.stage)]
     links = sum((Fraction(c.seconds) for c in here), Fraction(0))
     work = stage.modules
@@ -306,7 +312,7 @@ def _with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLi
 
 
 def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
-    """Return a sentence on the share of a pass in which a stage of a pipeline waits, and on the sends of the rank."""
+    """Return a sentence on the idle share of each pipeline stage, and on how often the rank sends hidden states."""
     mesh = workload.mesh
     of = Schedule.of(schedule, mesh.pp, microbatches)
     sent = of.sends(mesh.coordinates(workload.rank).pp)
@@ -323,7 +329,7 @@ def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
 def _borders(
     batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic, exchange: _GroupRates, shared: int
 ) -> Iterator[BottleneckThreshold]:
-    """Yield the borders of all stages.
+    """Yield the setting values at which the bottleneck of a stage changes, for all stages.
 
     Args:
         shared: ranks over which rows of routed experts are averaged.
@@ -388,10 +394,10 @@ def _link_borders(
     rates: Mapping[tuple[str, str], Fraction],
     shared: int,
 ) -> Iterator[BottleneckThreshold]:
-    """Yield where collectives take longer than the memory traffic, and where the products take longer than them.
+    """Yield the setting values at which collectives start to exceed memory time, or products to exceed collectives.
 
     Args:
-        clocks: products and memory traffic, in parts of which ``unit`` are a second.
+        clocks: products and memory traffic, in units of 1 / ``unit`` seconds.
     """
     compute, moved = clocks
     every = lcm(*(rate.denominator for rate in rates.values()))
@@ -420,17 +426,17 @@ def _sum(metric: str, stage: str, *, factor: int = 1) -> FormulaSum:
 
 
 def _of_kind(stage: str, kind: str) -> Callable[[CostNode], bool]:
-    """Return a predicate: whether a node belongs to this stage and is of this kind of operator."""
+    """Return a predicate for cost nodes of this stage and operator kind."""
     return lambda node: node.stage == stage and node.kind == kind
 
 
 def _in_dtype(stage: str, kind: str, dtype: str) -> Callable[[CostNode], bool]:
-    """Return a predicate: whether a node of this stage and kind has products of a dtype other than the run's."""
+    """Return a predicate for cost nodes of this stage and kind with products in a dtype other than the run's."""
     return lambda node: node.stage == stage and node.kind == kind and f"{dtype}_flops" in node.exprs
 
 
 def _where(stage: str, also: Callable[[CostNode], bool] = lambda node: True) -> Callable[[CostNode], bool]:
-    """Return a predicate: whether a node belongs to this stage and satisfies ``also``."""
+    """Return a predicate for cost nodes of this stage that satisfy ``also``."""
     return lambda node: node.stage == stage and also(node)
 
 
@@ -439,7 +445,7 @@ def _mixes(node: CostNode) -> bool:
 
 
 def _mean(terms: FormulaSum, ledger: Ledger, shared: int) -> FormulaSum:
-    """Return a sum times ``shared``, of which what grows with the rows of routed experts is only the sum."""
+    """Return the formula terms multiplied by ``shared``, except those that grow with the rows of routed experts."""
     outer = {node.role for node in ledger.nodes if node.kind == EXPERT_PRODUCTS}
 
     def routed(node: CostNode) -> bool:
@@ -474,7 +480,7 @@ def _border(
     *,
     shared: int = 1,
 ) -> Iterator[BottleneckThreshold]:
-    """Yield the value of a setting at which the two sums cross, unless neither depends on the setting.
+    """Yield the setting value at which two sums of formulas cross, unless neither depends on the setting.
 
     Args:
         along: the formulas along the setting.

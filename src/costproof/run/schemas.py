@@ -21,7 +21,7 @@ WRITTEN: Final[Mapping[str, Callable[[], Callable[[], dict[str, Any]]]]] = {
     "policy.yaml": lazy("costproof.compare.gate.policy:policy_schema"),
     "request.yaml": lazy("costproof.run.schemas:request_schema"),
 }
-"""File that users write -> loads the function that makes its schema."""
+"""Functions that load the schema builder of a file that users write, by file name."""
 
 
 def kind_names() -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def schema_names() -> tuple[str, ...]:
 
 
 def schemas() -> dict[str, str]:
-    """Return the kinds of files that have a schema, with their version: ``costproof/capture 3.1``."""
+    """Return the kinds of files that have a schema, each with its version: ``costproof/capture 3.1``."""
     kinds = {name: f"{kind.name} {kind.version[0]}.{kind.version[1]}" for name, kind in file_kinds().items()}
     return {**kinds, **dict.fromkeys(WRITTEN, "written by people")}
 
@@ -134,5 +134,5 @@ def _whole(least: int) -> dict[str, Any]:
 
 
 def _texts(one: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a text or list of texts."""
+    """Return the schema of one string or a list of strings."""
     return {"anyOf": [one, {"type": "array", "items": one}]}

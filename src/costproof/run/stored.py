@@ -1,4 +1,4 @@
-"""Implement ``costproof.stored``: derive a checkpoint's tensors from its configuration, or read file headers."""
+"""Implement ``costproof.stored``: derive a checkpoint's tensors from a configuration, or read them from headers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stored(
     files: str | os.PathLike[str] | None = None,
     trust_remote_code: bool = False,
 ) -> StoredCheckpoint:
-    """Return the tensors that a checkpoint of a target stores, and their bytes; no weights are read.
+    """Return the names, shapes and bytes of the tensors in a target's checkpoint, without reading weights.
 
     Args:
         target: the target; ``hf:CONFIG.json`` is any configuration of transformers.
@@ -50,7 +50,7 @@ def stored(
     Raises:
         BadInput: there is no such target, or the files are not a checkpoint.
         Incomplete: the format of the weights, or of the names in a GGUF file, is not known, or torch is missing.
-        ReadingsDiffer: two readings of the configuration, or two statements of the modules for further tokens, differ.
+        ReadingsDiffer: two readings of the configuration, or two counts of the MTP modules, differ.
     """
     require("trace", "the tensors of a checkpoint")
     with count_lock():
@@ -62,7 +62,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     """Return the stored tensors of a target that is already loaded; see :func:`stored`.
 
     Raises:
-        BadInput: the target has no checkpoint, or fewer modules for further tokens (MTP) than ``next_token``.
+        BadInput: the target has no checkpoint, or fewer MTP modules than ``next_token``.
         Incomplete: the format of the weights is not known.
     """
     from costproof.tracers.stored_module import (
@@ -92,8 +92,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     try:
         if packed:
             if next_token:
-                raise BadInput("modules for further tokens are not counted in a GGUF file", where="--mtp",
-                               expected="0 with a GGUF file, whose tensors for them have no derived layout",
+                raise BadInput("MTP modules are not counted in a GGUF file", where="--mtp",
+                               expected="0 with a GGUF file, where the layout of their tensors is not known",
                                got=next_token)  # fmt: skip
             _, tensors, names = gguf_layout(model, [tensor for found in there.values() for tensor in found])
             assumed.append("types of tensors are those of the GGUF file")
@@ -101,6 +101,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
             scheme = target.stored.scheme(facts.model_type)
             readings = (library_reading(target.stored, model), scheme)
             tensors, by_rules = (list(stored_tensors(model, of)) for of in readings)
+            check_recounts(_param_recounts(facts.params, tensors))
             if next_token:
                 further, further_by_rules = (list(next_token_tensors(model, of, next_token)) for of in readings)
                 _check_further(tensors, further, next_token, attribute(model, "config").get_text_config())
@@ -118,9 +119,9 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     key = f" ({facts.next_token_key})" if facts.next_token_key else ""
     how = "of which a GGUF file has no derived layout" if packed else "which --mtp counts"
     if others := _others(model, facts.model_type):
-        left = [f"modules for further tokens ({', '.join(others)}), whose layout is not known"]
+        left = [f"MTP modules ({', '.join(others)}), whose layout is not known"]
     else:
-        left = [f"{plural(more, 'module')} for further tokens{key}, {how}"] if more else []
+        left = [f"{plural(more, 'MTP module')}{key}, {how}"] if more else []
     if not packed and (head := tied_head(model)) and ("tie_word_embeddings", False) in (target.stored.stated or ()):
         left.append(f"{head}, which the class ties to the table of words in spite of tie_word_embeddings")
     headers = None
@@ -149,15 +150,42 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         headers,
     )
     check_recounts(_recounts(made, more, facts.next_token_modules))
+    check_recounts(_further_recounts(attribute(model, "config", None), facts.model_type, facts.next_token_modules))
     return made
 
 
+def _param_recounts(found: int, tensors: Iterable[StoredTensor]) -> Iterator[Recount]:
+    """Yield the parameters of a model from the weights that its stored tensors stand for; zero biases are none."""
+    sizes = Counter[str]()
+    for tensor in tensors:
+        sizes[tensor.purpose] += tensor.count * (tensor.stands_for or prod(tensor.shape))
+    again = min(max(found, sizes["weight"]), sizes["weight"] + sizes["bias"])
+    yield Recount("checkpoint", "parts", "parameters", found, again)
+
+
+_USUAL: Final = {"qwen3_next": 1}
+"""Model type -> modules for further tokens of its checkpoints, where no key of the configuration gives their number."""
+
+
+def _further_recounts(config: Any, model_type: str, found: int) -> Iterator[Recount]:
+    """Yield the modules for further tokens, from the key of the configuration that names layers of them."""
+    if config is None or model_type not in {*_USUAL, "deepseek_v3", "glm4_moe", "mimo", "qwen3_5_text"}:
+        return
+    inner = attribute(config, "get_text_config", lambda: config)()
+    stated = [n for key, n in attribute(inner, "to_dict", dict)().items() if re.fullmatch(_NUMBER_OF_LAYERS, key)]
+    again = next((n for n in stated if type(n) is int), _USUAL.get(model_type, 0))
+    yield Recount("checkpoint", "for further tokens", "modules of the model", found, again)
+
+
+_NUMBER_OF_LAYERS: Final = r"(num_)?(nextn_predict|mtp)_(num_hidden_)?layers"
+
+
 def _recounts(found: StoredCheckpoint, left: int, further: int) -> Iterator[Recount]:
-    """Yield the totals of a checkpoint from the shapes of its parts, and the modules that are counted or left out.
+    """Yield second counts of a checkpoint: its totals by the shapes of its parts, and its MTP modules.
 
     Args:
-        left: modules for further tokens that are left out.
-        further: modules for further tokens that the checkpoint has.
+        left: MTP modules that are left out.
+        further: MTP modules that the checkpoint has.
     """
     elements, sizes = Counter[str](), Counter[str]()
     for part in found.parts:
@@ -173,11 +201,15 @@ def _recounts(found: StoredCheckpoint, left: int, further: int) -> Iterator[Reco
     }
     for metric, (number, again) in every.items():
         yield Recount("checkpoint", "parts", metric, number, again)
-    yield Recount("checkpoint", "for further tokens", "modules", found.next_token_modules + left, further)
+    yield Recount("checkpoint", "multi-token prediction", "modules", found.next_token_modules + left, further)
+    if found.headers is not None:  # those of unknown size have some bytes
+        more = found.headers.bytes - found.totals.bytes - sum(one.bytes for one in found.headers.differences)
+        where = "layout and differences of headers"
+        yield Recount("checkpoint", where, "bytes", more, max(0, more) if found.undetermined else 0)
 
 
 def _others(model: nn.Module, model_type: str) -> list[str]:
-    """Return keys with numbers of modules for further tokens, of a model type whose layout of these is not known."""
+    """Return the configuration keys that ask for MTP modules if the model type has no known layout of them."""
     from costproof.tracers.stored_module import FURTHER
 
     config = attribute(model, "config", None)
@@ -192,7 +224,7 @@ def _others(model: nn.Module, model_type: str) -> list[str]:
 
 
 def _not_stated(target: WithStorage, model: nn.Module, tensors: Iterable[StoredTensor]) -> Iterator[str]:
-    """Yield what is assumed of plain weights and of the output layer, where a configuration does not state it."""
+    """Yield the assumptions about unquantised weights and the output layer that no configuration key states."""
     from costproof.tracers.stored_module import tied_head
 
     if (stated := target.stored.stated) is None:
@@ -213,7 +245,7 @@ _REPORT: Final = "report the configuration: one of the two is wrong, so that no 
 
 
 class ReadingsDiffer(CostproofError):
-    """Raised if the two readings of a configuration make another checkpoint of it; exit code 1, as of a finding."""
+    """Raised if the library and our own rules derive different tensors from a configuration; exit code 1."""
 
     exit_code = EXIT_FINDINGS
 
@@ -246,7 +278,7 @@ _FURTHER: Final[Mapping[str, Mapping[str, str]]] = {
         "input_proj": "h 2h", "token_layernorm": "h", "hidden_layernorm": "h", "final_layernorm": "h",
     },
 }  # fmt: skip
-"""Beginning of the names of a module for further tokens -> what it has beside a layer, in width h and vocabulary V.
+"""Tensors that an MTP module has in addition to a decoder layer, by a pattern of module names.
 
 What is plain has the dtype of the table, whatever else is quantised. Source: headers of DeepSeek-V3 and GLM-4.5,
 Qwen3-Next, MiMo-7B.
@@ -254,7 +286,7 @@ Qwen3-Next, MiMo-7B.
 
 
 def _check_further(main: Iterable[StoredTensor], further: Iterable[StoredTensor], modules: int, config: Any) -> None:
-    """Compare modules for further tokens with what published headers have, apart from how their layout was derived.
+    """Compare MTP modules with published checkpoint headers, independently of the code that derived their layout.
 
     Each has what :data:`_FURTHER` says, and as many weights in each part as the last layer with attention (not linear),
     and with experts if any layer has some.
@@ -287,13 +319,13 @@ def _check_further(main: Iterable[StoredTensor], further: Iterable[StoredTensor]
     differing = min((part for part in {*expected, *got} if expected[part] != got[part]), default=None)
     if differing is not None:
         raise ReadingsDiffer(
-            "modules for further tokens (--mtp) are not what published headers have", where=differing,
+            "MTP modules (--mtp) differ from those in published headers", where=differing,
             expected=f"{expected[differing]:,} weights", got=f"{got[differing]:,}", fix=_REPORT,
         )  # fmt: skip
 
 
 def _weights(tensors: Iterable[StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield (path of its module, tensor) for the tensors of weights, without biases."""
+    """Yield (module path, tensor) for all weight tensors; biases are left out."""
     for tensor in tensors:
         path, _, last = tensor.name.rpartition(".")
         if tensor.purpose == "weight" and last != "bias":

@@ -33,11 +33,10 @@ from costproof.models.registry import load_target
 from costproof.models.settings import option, typed_settings
 from costproof.models.target import Exportable, WithKeys, lacking
 from costproof.opgraph.rules.files import Files, with_rules_in_force
-from costproof.parametric.concolic import BranchCondition
+from costproof.parametric.concolic import BranchCondition, PathCondition
 from costproof.parametric.evaluator import CostCell, Evaluator, PointChoices, Regime
 from costproof.parametric.exact_arrays import Int128Array
 from costproof.parametric.grid import MOST_POINTS, GridAxis, Over, axes_from_csv, grid_axes, split_blocks
-from costproof.parametric.path_conditions import PathCondition
 from costproof.parametric.polynomial import AtomTable
 from costproof.run import sweep_files
 from costproof.run.count_lock import count_lock
@@ -70,7 +69,7 @@ MOST_GRAPH_POINTS: Final = 1_000
 
 @dataclass(slots=True)
 class Sweep(SweepPoints):
-    """A prepared sweep, whose points are evaluated when one of its methods needs them."""
+    """A prepared sweep, whose costs are evaluated only when a method needs them."""
 
     def stream(self, out: Callable[[str], object]) -> sweep_files.Tally:
         """Pass all rows as CSV to a function, part by part."""
@@ -86,14 +85,14 @@ class Sweep(SweepPoints):
         return sweep_files.write(self, Path(path), progress)
 
     def count(self) -> sweep_files.Tally:
-        """Return the number of points and the refused ones, without computing a cost: an unknown one refuses later."""
+        """Count the points and the refused points without computing costs; an unknown cost refuses a point later."""
         found = sweep_files.Tally()
         for part in replace(self, cells=()).parts():
             found.take(part)
         return found
 
     def frame(self) -> pandas.DataFrame:
-        """Return all rows. Columns with numbers beyond int64 hold Python's integers."""
+        """Return all rows as a DataFrame, in which columns with numbers beyond int64 hold Python integers."""
         import pandas
 
         parts = list(self.parts())
@@ -130,7 +129,7 @@ class Sweep(SweepPoints):
         cluster: str | None = None,
         progress: Progress = silent,
     ) -> tuple[ValidatedPoint, ...]:
-        """Count random points by their exported graphs: :func:`costproof.run.sweep.validate`."""
+        """Count random points by their exported graphs, as :func:`costproof.run.sweep.validate` does."""
         with count_lock(self.rules):
             return validate(self, points, seed=seed, jobs=jobs, cluster=cluster, progress=progress)
 
@@ -149,7 +148,7 @@ def sweep(
     trust_remote_code: bool = False,
     **settings: Any,
 ) -> Sweep:
-    """Prepare a sweep; nothing is computed until its parts, its frame or a file is requested.
+    """Prepare a sweep without computing any cost.
 
     Args:
         target: a target. Without closed formulas each point is counted by exported graphs.
@@ -209,7 +208,7 @@ def sweep(
 
 
 def picture_rows(swept: SweepPoints) -> SweepTable:
-    """Return the rows for a picture: along each name through the first valid point, and over two names.
+    """Return the rows to draw: lines along each varied name through the first valid point, and a plane of two names.
 
     They are evaluated again, since the sweep may have millions of other points.
 
@@ -258,7 +257,7 @@ def _spread(length: int, most: int) -> list[int]:
 
 
 def _restrict(base: Sequence[GridAxis], at: Sequence[int], cut: Mapping[int, list[int]]) -> tuple[GridAxis, ...]:
-    """Return the axes reduced to the given indices on some of them, and to one index on each other."""
+    """Return the axes reduced to the selected indices; an axis without a selection keeps one index."""
     return tuple(
         GridAxis(axis.names, tuple([column[j] for j in cut.get(i, [at[i]])] for column in axis.columns))
         for i, axis in enumerate(base)
@@ -266,7 +265,7 @@ def _restrict(base: Sequence[GridAxis], at: Sequence[int], cut: Mapping[int, lis
 
 
 def _rows(swept: SweepPoints, axes: tuple[GridAxis, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of the valid points of a grid."""
+    """Yield the rows of the valid points of a sweep's grid."""
     names = [name.given for axis in axes for name in axis.names]
     for part in replace(swept, products=(axes,)).parts():
         yield from sweep_files.rows_of(part, names)
@@ -274,9 +273,9 @@ def _rows(swept: SweepPoints, axes: tuple[GridAxis, ...]) -> Iterator[tuple[Any,
 
 SOURCES: Final = ("analytic", "static")
 _PATIENCE: Final = 5
-"""Time limit for a scheduler to answer, in seconds."""
+"""Time limit for a Dask scheduler to answer, in seconds."""
 _TRIES: Final = 50
-"""Draws per requested point, since most points of a sweep may be refused."""
+"""Random draws per requested point, since most points of a sweep may be refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,11 +286,11 @@ class ValidatedPoint:
     verdict: str
     """``exact``, ``explained``, ``unexplained`` or ``incomplete``."""
     wrong: tuple[str, ...] = ()
-    """Differences from the sweep, or why the point could not be counted."""
+    """Differences between graph and sweep, or the reason why the point could not be counted."""
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the comparison, as of a report."""
+        """Exit code of the comparison, with the meaning of a report's exit code."""
         codes = {"exact": EXIT_OK, "explained": EXIT_OK, "incomplete": EXIT_INCOMPLETE}
         return codes.get(self.verdict, EXIT_FINDINGS)
 
@@ -437,24 +436,24 @@ def _validate_point(
 
 @dataclass(slots=True)
 class GraphEvaluator(Evaluator[Any]):
-    """The exported graphs of a target at any workload; every point is counted by itself.
+    """Evaluator of a target without formulas, which counts every point by exported graphs.
 
     An export with symbolic sizes is cached and serves all points at which its guards hold.
     """
 
     metrics: Collection[Metric] = ()
-    """Costs that must be known at a point."""
+    """Metrics that must be known at every point."""
 
     def key(self, name: str, where: str = "") -> str:
-        """Raise ``BadInput``: the configuration of a target without formulas does not vary."""
+        """Raise ``BadInput``: a target without formulas has a fixed configuration."""
         raise no_such("setting", name, [s.name for s in self.target.settings()], where=where or name)
 
     def keys(self) -> dict[str, Any]:
-        """Return no key."""
+        """Return an empty mapping: a target without formulas has a fixed configuration."""
         return {}
 
     def trace(self, choices: PointChoices, numbers: Mapping[str, int]) -> Regime:
-        """Return a regime of one point, whose costs are numbers."""
+        """Return a regime that covers one point only, whose costs are numbers."""
         conditions = (BranchCondition("==", ("var", name), ("int", value), True) for name, value in numbers.items())
         found = self._regime([PathCondition(conditions)], choices, numbers)
         self.known(choices, numbers).append(found)

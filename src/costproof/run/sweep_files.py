@@ -41,7 +41,7 @@ from costproof.views.files import COUNTED, SWEEP
 _PART: Final = re.compile(r"[0-9a-f]{12}-[0-9]{8,}\.(part|json)")
 _LARGEST: Final = 10**38
 _LONGEST: Final = 255
-"""Bytes of a file's name."""
+"""Maximum bytes of a file name."""
 
 
 @dataclass(slots=True)
@@ -51,10 +51,10 @@ class Tally:
     points: int = 0
     rows: int = 0
     refused: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Reason -> an example, the error of the target at it, and the number of points."""
+    """An example point, the target's error there, and the number of points, by reason of refusal."""
 
     def take(self, part: SweepPart) -> dict[str, Any]:
-        """Add the counts of a part; return them as data."""
+        """Add the counts of a part of the sweep, and return them as data."""
         summary: dict[str, Any] = {"points": part.points, "rows": part.rows, "refused": refusals(part)}
         self.add(**summary)
         return summary
@@ -69,7 +69,7 @@ class Tally:
 
 
 def refusals(part: SweepPart) -> dict[str, dict[str, Any]]:
-    """Return reason -> example, its error, and number of the refused points of a part."""
+    """Return an example, its error and the number of refused points of a part of the sweep, by reason."""
     found: dict[str, dict[str, Any]] = {}
     for one in part.refused:
         entry = found.setdefault(
@@ -80,20 +80,20 @@ def refusals(part: SweepPart) -> dict[str, dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON represents it."""
+    """Return a value converted to types that JSON has."""
     if isinstance(value, np.generic):
         return value.item()
     return list(value) if isinstance(value, tuple) else value
 
 
 def numbers(column: ExactColumn) -> list[int]:
-    """Return a column as Python's integers."""
+    """Return a column as a list of Python integers."""
     found: list[int] = (column.python() if isinstance(column, Int128Array) else column).tolist()
     return found
 
 
 def rows_of(part: SweepPart, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a part: the varying parameters, then the costs."""
+    """Yield the rows of a part of a sweep, each with the varying parameters and then the costs."""
     varied = [part.varied[n].tolist() if part.varied[n] is not None else [None] * part.rows for n in names]
     return zip(*varied, *(numbers(c) for c in part.costs.values()), strict=True)
 
@@ -149,7 +149,7 @@ def _parts_folder(file: Path) -> Path:
 
 
 def _write_parts(sweep: SweepPoints, kind: str, folder: Path, progress: Progress) -> tuple[Tally, Path]:
-    """Compute the missing parts, and join all parts to one file in their folder."""
+    """Compute the missing parts of a sweep, and join all parts to one file in their folder."""
     writer = _WRITERS[kind]
     known = sha256(f"{kind} {identity(sweep)}".encode()).hexdigest()
     tally, done = Tally(), _resume(folder, known)
@@ -206,7 +206,7 @@ def _resume(folder: Path, known: str) -> list[Path]:
 
 
 def identity(sweep: SweepPoints) -> str:
-    """Return, as JSON, everything that decides the numbers of a sweep; parts of an equal one are reused."""
+    """Return, as JSON, everything that decides a sweep's numbers; saved parts of a sweep with equal JSON are reused."""
     values = sha256()
     for axes in sweep.products:
         for axis in axes:
@@ -249,12 +249,12 @@ class _Writer:
 
 
 def csv_head(sweep: SweepPoints) -> str:
-    """Return the first line of a CSV file."""
+    """Return the header row of a CSV file."""
     return ",".join([*sweep.names, *sweep.titles, COUNTED]) + "\n"
 
 
 def _counted_cell(sweep: SweepPoints) -> str:
-    """Return the conditions of the count, which CSV has as the last cell of its first row."""
+    """Return the conditions of the count, quoted for the last cell of the first CSV row."""
     return '"{}"'.format(visible(sweep.counted).replace('"', '""'))
 
 
@@ -283,7 +283,7 @@ def _csv_whole(parts: list[Path], sweep: SweepPoints, tally: Tally, file: Path) 
 
 
 def _append(parts: list[Path], out: Any, first: bytes = b"") -> None:
-    """Append the files of parts to ``out``, with a text added to the first line."""
+    """Append the files of all parts to ``out``, with a text added to the first line."""
     for part in parts:
         with part.open("rb") as source:
             if first and (line := source.readline()):
@@ -364,4 +364,4 @@ _WRITERS: Final = {
     ".json": _Writer(_json_part, _json_whole),
     ".parquet": _Writer(_parquet_part, _parquet_whole),
 }
-"""Suffix -> functions that write a part, and that join the parts."""
+"""Functions that write a part and that join all parts, by file suffix."""

@@ -28,17 +28,17 @@ PART_POINTS: Final = 65_536
 """Default number of points of one part."""
 _PRIMER_BYTES: Final = 2**24
 _MOST_CHECKS: Final = 50
-"""Number of regimes that are checked at one more point, against the formulas themselves."""
+"""Number of regimes whose compiled costs are compared with the formulas at one more point."""
 SWEPT_PEAK: Final[Metric] = "graph_peak_bytes"
-"""The peak that an export gives as an expression. The eager peak is known only from a run."""
+"""The peak metric that a sweep can have; an export gives it as an expression, while the eager peak needs a run."""
 _SYMBOLIC_SETTINGS: Final = ("batch", "text_tokens", "new_tokens")
-"""Settings of every workload that are symbols of an export."""
+"""Settings of every workload that are symbols in an exported graph."""
 _SIZES: Final = ("setting:batch", "setting:text_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedGroup:
-    """Points that are refused for one reason, as no valid model or workload."""
+    """Points of a sweep that are refused for one reason, since no valid model or workload has these values."""
 
     why: CostproofError
     """The error of the target at the example."""
@@ -47,7 +47,7 @@ class RefusedGroup:
 
     @property
     def reason(self) -> str:
-        """Return the common error and location, without the numbers of a single point."""
+        """Return the message and location of the errors, without the numbers of a single point."""
         problems = self.why.problems if isinstance(self.why, Problems) else (self.why,)
         return "; ".join(f"{p.what} ({p.where})" if p.where else p.what for p in problems)
 
@@ -59,21 +59,21 @@ class RefusedGroup:
 
 @dataclass(frozen=True, slots=True)
 class SweepPart:
-    """Results at consecutive points. Refused points have no row."""
+    """Results at consecutive points of a sweep; refused points have no row."""
 
     points: int
     rows: int
     """Number of points that are valid."""
     varied: Mapping[str, Any]
-    """Name -> an array with the value of every row; ``None`` if the name does not vary in this part."""
+    """Arrays with the values of all rows, by varying name; ``None`` if the name does not vary in this part."""
     costs: Mapping[str, ExactColumn]
-    """Title of a column (``prefill.flops``; ``flops`` for the whole run) -> the number of every row."""
+    """Costs of all rows, by column title: ``prefill.flops``, or ``flops`` for the whole run."""
     refused: tuple[RefusedGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _RegimePart:
-    """The points of a part that belong to one regime, and their costs."""
+    """Those points of a part of a sweep that one regime covers, and their costs."""
 
     where: Any
     columns: list[ExactColumn]
@@ -81,11 +81,11 @@ class _RegimePart:
 
 @dataclass(slots=True)
 class SweepPoints:
-    """All points of a sweep, and the costs wanted at each."""
+    """All points of a sweep, and the costs to compute at each."""
 
     points: Evaluator[WithKeys]
     products: tuple[tuple[GridAxis, ...], ...]
-    """Grids, one after another."""
+    """Grids of points, each as its axes; the sweep visits one grid after another."""
     cells: tuple[CostCell, ...]
     preset: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -106,14 +106,14 @@ class SweepPoints:
 
     @property
     def counted(self) -> str:
-        """Return the conditions of the count: :func:`~costproof.ledger.workload.counted_line` of the fixed settings."""
+        """Return the line that states the conditions of the count, for the settings that are the same at all points."""
         line = counted_line(self.points.target.info(), self._workload)
         spread = not {*AXES}.isdisjoint(self.names)
         return f"{line}; one rank of the devices of each point" if spread else line
 
     @property
     def _workload(self) -> Workload:
-        """Return the workload of the fixed settings, or the preset if they are valid only with varying ones."""
+        """Return the workload of the fixed settings, or the preset's if they are valid only with varying ones."""
         target = self.points.target
         try:
             return target.workload(self.preset, **self.settings)
@@ -122,12 +122,12 @@ class SweepPoints:
 
     @property
     def incomplete(self) -> bool:
-        """Whether a column has bytes that are unknown because the checkpoint is quantised."""
+        """Whether a column is in bytes that are unknown because the checkpoint is quantised."""
         return bool(unknown_bytes(self.points.target.info(), self._workload) & {metric for _, metric in self.cells})
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """Titles of the columns of costs."""
+        """Titles of the cost columns."""
         return tuple(title(stage, metric) for stage, metric in self.cells)
 
     def parts(self, skip: int = 0) -> Iterator[SweepPart]:
@@ -149,7 +149,7 @@ class SweepPoints:
                     yield part
 
     def choices(self, block: GridBlock) -> PointChoices:
-        """Return the values that all points of a block share, and the numbers of its first point."""
+        """Return the values that all points of a block share, with the varying numbers of its first point."""
         fixed = {name.variable: value for name, value in block.fixed.items()}
         fixed |= {n.variable: int(c[0]) for axis in block.axes for n, c in zip(axis.names, axis.columns, strict=True)}
         settings = {**self.settings, **{k[8:]: v for k, v in fixed.items() if k.startswith("setting:")}}
@@ -159,7 +159,7 @@ class SweepPoints:
     def _part(
         self, block: GridBlock, choices: PointChoices, values: dict[str, Any], shape: tuple[int, ...]
     ) -> SweepPart:
-        """Evaluate a box of points regime by regime; a point that no known regime covers is traced for a new one."""
+        """Evaluate a block of points regime by regime; trace a new regime at a point that no known one covers."""
         known = self.points.known(choices, values)
         queue = list(known)
         left: Any = True
@@ -214,7 +214,7 @@ class SweepPoints:
         here: Any,
         shape: tuple[int, ...],
     ) -> tuple[Any, list[RefusedGroup]]:
-        """Return a mask of the points at which a regime's exported graphs are valid, and the refused other points."""
+        """Return a mask of the points at which a regime's exported graphs are valid, and the refused rest."""
         every = {k: np.broadcast_to(v, shape) for k, v in values.items()}
         left, refused = np.array(np.broadcast_to(here, shape)), list[RefusedGroup]()
 
@@ -313,12 +313,12 @@ def _by_name(block: GridBlock, numbers: Mapping[str, int]) -> dict[str, Any]:
 
 
 def title(stage: str, metric: str) -> str:
-    """Return the title of a column: ``prefill.flops``; ``flops`` for the whole run."""
+    """Return the title of a cost column: ``prefill.flops``, or ``flops`` for the whole run."""
     return f"{stage}.{metric}" if stage else metric
 
 
 def last_of(column: ExactColumn) -> int:
-    """Return the last number of a column."""
+    """Return the last number of an exact integer column as a Python integer."""
     if isinstance(column, Int128Array):
         return int(column.high.flat[-1]) * 2**64 + int(column.low.flat[-1])
     return int(column.flat[-1])
@@ -329,14 +329,14 @@ def last_of(column: ExactColumn) -> int:
 
 
 def counted_cost(ledger: Ledger, stage: str, metric: Metric) -> int | None:
-    """Return a cost of a stage, or of the whole run if the stage is empty; one device sends nothing."""
+    """Return a cost of a stage, or of the whole run for an empty stage; communication on one device is 0."""
     if metric in COMM and metric not in ledger.metrics:
         return 0
     return ledger.stage_total(stage, metric) if stage else ledger.total(metric)
 
 
 def metric_error(metric: Metric) -> BadInput | None:
-    """Return the error if a metric cannot be a column: it is unknown, or neither formulas nor exports give it."""
+    """Return the error if a metric cannot be a column, since it is unknown or neither formulas nor exports have it."""
     if metric in SUMMED or metric == SWEPT_PEAK:
         return None
     if metric not in PEAK_METRICS:
@@ -373,7 +373,7 @@ def not_symbolic_errors(products: Iterable[Sequence[GridAxis]]) -> list[BadInput
 def export_graphs(
     regime: Regime, points: Evaluator[WithKeys], choices: PointChoices, numbers: Mapping[str, int]
 ) -> None:
-    """Store in a regime, once, the calls of one of its points with their graph peaks as formulas.
+    """Store, once for each regime, the exported calls of one of its points with graph peaks as formulas.
 
     Raises:
         BadInput: the target cannot be exported.
@@ -443,7 +443,7 @@ def largest_graph_peak(calls: Iterable[CallPeaks], stage: str) -> int | None:
 def has_graph_peak(
     regime: Regime, points: Evaluator[WithKeys], choices: PointChoices, numbers: Mapping[str, int]
 ) -> bool:
-    """Return whether the graph peak of a regime's point can be given."""
+    """Return whether a graph peak can be computed at a point of a regime."""
     try:
         export_graphs(regime, points, choices, numbers)
     except Incomplete:

@@ -1,1 +1,1 @@
-"""Copies, descriptions and snapshots of modules and of process state, which undo what a count changes."""
+"""Copies, descriptions and snapshots of modules and of process state, which undo the changes of a count."""

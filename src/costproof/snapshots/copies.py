@@ -1,4 +1,4 @@
-"""Copy modules and tensors without changing the originals: on meta, or with the same parameters and aliasing."""
+"""Copy modules and tensors without changing the originals: to the meta device, or with the same parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Range of a storage that some overlapping tensors cover, with these tensors."""
+    """Range of a storage that overlapping tensors cover, with these tensors."""
 
     first: int
     end: int
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 def alike(values: Any, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return ``change`` as a function of tensors that is memoized and preserves aliasing between them.
+    """Return ``change`` as a memoized function of tensors whose results alias each other like the tensors.
 
     For tensors that overlap, or whose strides leave gaps, ``change`` is applied to the memory that they span, and the
     results are views of it.
@@ -63,10 +63,10 @@ def alike(values: Any, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def held_bytes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int | None]:
-    """Return the bytes of tensors by name; memory that several of them share is counted for the first.
+    """Return the bytes of tensors by name; memory that several tensors share is counted for the first one.
 
-    ``None``: a tensor without a shape yet, one that does not say where its elements are, such as a sparse one, or one
-    whose elements lie in too many places.
+    ``None``: a tensor without a shape yet, a tensor with unknown positions of its elements, such as a sparse one, or
+    one with too many separate stretches of memory.
     """
     found: dict[str, int | None] = {}
     memories: dict[int, list[tuple[int, int, int, str]]] = {}
@@ -88,15 +88,16 @@ def held_bytes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int | None]:
 
 
 _BEHIND: Final = 2**63
-"""Behind the end of every memory."""
+"""Address beyond the end of every memory."""
 _MOST_PIECES: Final = 2**24
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[int, int, list[tuple[int, int]]]:
-    """Return the first byte, the length of contiguous pieces, and their (number, step) by dimension.
+    """Split the memory of a tensor into equal contiguous stretches.
 
     Returns:
-        The first byte, the length of a piece, and (number, step in bytes) of the pieces, the smallest step first.
+        The first byte, the length of a stretch, and by dimension (number, step in bytes) of stretches, the smallest
+        step first.
     """
     length, size = tensor.element_size(), tensor.element_size()
     steps = sorted((step * size, n) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and step)
@@ -107,7 +108,7 @@ def _pieces(tensor: torch.Tensor) -> tuple[int, int, list[tuple[int, int]]]:
 
 
 def _union_bytes(every: list[tuple[int, int, list[tuple[int, int]]]]) -> int | None:
-    """Return the bytes that at least one tensor occupies; ``None`` if they form too many pieces."""
+    """Return the bytes that at least one tensor occupies; ``None`` if there are too many stretches of memory."""
     import numpy as np
 
     found = {(first, length, tuple(steps)) for first, length, steps in every}
@@ -137,15 +138,15 @@ def _union_bytes(every: list[tuple[int, int, list[tuple[int, int]]]]) -> int | N
 
 @dataclass(frozen=True, slots=True)
 class TensorPosition:
-    """Placeholder for a tensor: its position among the tensors of some arguments."""
+    """Placeholder for a tensor in the arguments of a call: argument name, and index among the argument's tensors."""
 
     name: str
     index: int
-    """Index among the tensors of that argument."""
+    """Index among the tensors of the argument."""
 
 
 def once(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return arguments in which each tensor occurs once, and the original structure of those that changed.
+    """Remove repeated tensors from arguments; also return the original structure of the arguments that changed.
 
     An argument with a tensor that occurred before is reduced to a list of its new tensors, or dropped without any. Its
     original structure is returned with a :class:`TensorPosition` in place of every tensor.
@@ -180,7 +181,7 @@ def _in_one_piece(tensor: torch.Tensor) -> bool:
 
 
 def _strided(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is an ordinary dense one."""
+    """Return whether a tensor is an ordinary strided one, of no subclass."""
     import torch
 
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
@@ -216,13 +217,13 @@ _COPIED: Final[dict[type, Callable[[Any, dict[int, Any]], Any]]] = {
     type(threading.Lock()): lambda held, memo: threading.Lock(),
     type(threading.RLock()): lambda held, memo: threading.RLock(),
 }
-"""Class of objects that ``copy.deepcopy`` cannot copy -> its copy function: views of dicts, Python modules, locks."""
+"""Copy function for objects that ``copy.deepcopy`` cannot copy, by class: views of dicts, Python modules, locks."""
 _WRAPPERS: Final = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
-"""Class of a wrapper module that computes nothing itself -> the attribute of the wrapped module."""
+"""Attribute of a wrapper module that holds the wrapped module, by class of the wrapper."""
 
 
 class TooLarge(Incomplete):
-    """Error for a module with too many parameters to be given values."""
+    """Raised for a module with more parameters than can be filled with values."""
 
 
 MOST_BYTES: Final = 2 * 1024**3
@@ -230,12 +231,12 @@ MOST_BYTES: Final = 2 * 1024**3
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """Return the module with every parameter and buffer on meta, without copying memory; hooks and modes are kept."""
+    """Return a copy of a module with every parameter and buffer on meta; hooks and modes are kept."""
     return with_tensors(module, _on_meta)
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a meta tensor of the same layout, and not a fake tensor, which would belong to a mode."""
+    """Return a meta tensor of the same layout, not a fake tensor, which would belong to a mode."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -259,7 +260,7 @@ def own_copy(module: nn.Module) -> nn.Module:
 
 
 def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of a call on meta; if that fails, of a copy filled with ones; ``None`` if both fail."""
+    """Call a module on meta or, if that fails, a copy filled with ones; return ``None`` if both fail."""
     import torch
 
     from costproof.patches.inference import inference_context
@@ -272,7 +273,7 @@ def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
 
 
 def runs_on_meta(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of a call on meta, or ``None`` if it fails."""
+    """Call a module on meta and return the result; ``None`` if the call fails."""
     from costproof.patches.inference import inference_context
 
     # It is code of other packages, which raises what it likes.
@@ -283,10 +284,10 @@ def runs_on_meta(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def unchecked(*, made_up: bool = True) -> Iterator[None]:
-    """Disable the check that a text has as many placeholder tokens as images fill, which needs real values.
+    """Disable transformers' check for as many placeholder tokens as images fill, which needs real values.
 
     Args:
-        made_up: whether values are made up, so that masks are not counted by them.
+        made_up: whether tensor values are made up, so that masks must not be counted from them.
     """
     from costproof.patches.flex_attention import made_up_values
 
@@ -334,7 +335,7 @@ def _lacks_integers(part: nn.Module) -> bool:
 
 
 def _numbered(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with values on the CPU: itself, a copy, or ones for a meta tensor.
+    """Return a CPU tensor with values: the tensor itself, a copy, or ones in place of a meta tensor.
 
     Sparse parameters are copied too, because writes to them cannot be undone.
     """
@@ -349,7 +350,7 @@ def _numbered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with detached copies of their tensors and of caches, which a run may fill."""
+    """Copy the tensors and caches in arguments, which a run may change; copied tensors are detached."""
     import torch
 
     def made(value: Any) -> Any:
@@ -360,7 +361,7 @@ def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own(value: Any) -> Any:
-    """Return a copy of an object that a run may modify; modules and uncopyable objects are returned as they are."""
+    """Copy an object that a run may modify; return modules and uncopyable objects as they are."""
     import torch
 
     if not isinstance(value, torch.nn.Module):
@@ -370,7 +371,7 @@ def _own(value: Any) -> Any:
 
 
 def inputs_on_meta(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with their tensors on meta, and copies of objects that a run may fill."""
+    """Return arguments with their tensors on meta and with copies of objects that a run may fill."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -384,7 +385,7 @@ def inputs_on_meta(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return arguments with zeros in place of meta tensors, also inside caches, which are copied."""
+    """Return arguments with zeros in place of meta tensors, including those in caches, which are copied."""
     import torch
 
     def made(value: Any) -> Any:
@@ -398,7 +399,7 @@ def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, An
 
 
 def _held(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an object holds at any depth, except those in modules."""
+    """Yield the tensors that an object contains at any depth, except those in modules."""
     import torch
 
     seen = set() if seen is None else seen
@@ -457,7 +458,7 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
 
 
 def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return a copy of a function whose references to modules and methods point to the copied ones.
+    """Return a copy of a function whose references to a module or its methods point to the copied module.
 
     References are in its closure and its globals; ``copy.deepcopy`` returns functions unchanged.
     """
@@ -487,7 +488,7 @@ def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Return the global names that a function, or one nested in it, may look up."""
+    """Return the global names that a function, or a function nested in it, may look up."""
     yield from code.co_names
     for value in code.co_consts:
         if isinstance(value, CodeType):
@@ -502,7 +503,7 @@ def _is_part(value: Any, memo: dict[int, Any]) -> bool:
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Return the parameters, buffers and tensors in plain attributes, such as a weight computed by a hook."""
+    """Return the tensors of a module: parameters, buffers and plain attributes, such as a weight computed by a hook."""
     import torch
 
     yield from module.parameters()
@@ -512,7 +513,7 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def innermost(module: nn.Module) -> nn.Module:
-    """Return the module inside wrappers of ``torch.compile`` and data parallelism, which are not changed."""
+    """Return the module inside wrappers of ``torch.compile`` and data parallelism; the wrappers stay unchanged."""
     while (name := _WRAPPERS.get(type(module).__name__)) is not None:
         module = getattr(module, name)
     return module

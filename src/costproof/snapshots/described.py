@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST_ARGUMENTS: Final = 256
-"""Maximum number of leaves of the arguments that are listed; the rest is hashed to one digest."""
+"""Maximum number of values in arguments that are listed; all further ones are hashed to one digest."""
 _PYTHON: Final = Path(sysconfig.get_path("stdlib")).resolve()
 _LONGEST: Final = 80
 _DEEPEST: Final = 100
 _FEW: Final = 8
-"""Maximum number of integers of a tensor that are listed: image sizes, lengths, boundaries, but not token ids."""
+"""Maximum number of integers in a tensor that are listed: enough for image sizes and lengths, not for token ids."""
 _LARGEST: Final = 10**18
 _INDEX: Final = re.compile(r"(.*_)?(idx|index|id|number)")
-"""Names under which a layer keeps its own position, which differs between equal layers."""
+"""Attribute names under which a layer keeps its position among equal layers."""
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 _VOLATILE: Final = ("_name_or_path", "name_or_path", "transformers_version")
-"""Keys of configurations that state their origin and affect nothing."""
+"""Keys of a configuration that state its origin and affect no cost."""
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, str]:
-    """Describe the arguments of a call, by path: dtype, shape and values.
+    """Describe dtype, shape and values of all arguments of a call, by path.
 
     A scalar or a few integers are written out. Any other tensor has a hash of its values in their place:
-    ``image`` -> ``float32[2,3,64,64] 1f0c3a9be2d7``.
+    ``image`` is ``float32[2,3,64,64] 1f0c3a9be2d7``.
     """
     return _listed(given, _Leaves(objects=True, values=True))
 
 
 def shapes(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return :func:`arguments` without hashes of the tensor values."""
+    """Describe the arguments as :func:`arguments` does, without hashes of tensor values."""
     return _listed(given, _Leaves(objects=True))
 
 
@@ -74,7 +74,7 @@ def _listed(given: Mapping[str, Any], how: _Leaves) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Leaves:
-    """Flattens a value into leaves, each a path and a text that describes the value there.
+    """Converter of a value to pairs of a path and a text that describes the value there.
 
     Args:
         objects: whether to list the contents of objects of any class, not only their class.
@@ -87,10 +87,10 @@ class _Leaves:
     values: bool = False
     model: bool = False
     known: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    """Id of a visited value -> its path, and the value itself, which keeps the id from being reused."""
+    """Path of a visited value, by its id, with the value, which keeps the id from being reused."""
 
     def of(self, name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield the leaves of a value."""
+        """Yield the pairs of path and text for a value."""
         text, inner = self._divided(value, depth)
         if inner and id(value) in self.known:
             text = f"as {self.known[id(value)][0]}"
@@ -103,7 +103,7 @@ class _Leaves:
             yield from self.of(f"{name}.{_written(key)}", part, depth + 1)
 
     def _divided(self, value: Any, depth: int) -> tuple[str | None, list[tuple[str, Any]]]:
-        """Return the text of a value that is a leaf, or the items of a value that has contents."""
+        """Return (text, no items) for a value without contents, or (no text, items) for a value with contents."""
         try:
             text = self._leaf(value)
             inner = [] if text is not None or depth == _DEEPEST else [*self._inside(value)]
@@ -112,7 +112,7 @@ class _Leaves:
         return (text, inner) if text is not None or inner else (_named(value), inner)
 
     def _leaf(self, value: Any) -> str | None:
-        """Return the text of a value without further contents, such as a list of plain values, or ``None``."""
+        """Return the text of a value without further contents, such as a list of plain values; else ``None``."""
         if isinstance(value, bool | int):
             return repr(value) if abs(value) < _LARGEST else hex(value)
         if value is None or isinstance(value, float | complex | str | bytes):
@@ -157,7 +157,7 @@ class _Leaves:
             yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
 
     def _captured(self, function: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what a function captures: its bound object, default values and closure variables."""
+        """Yield the values that a function captures: its bound object, default values and closure variables."""
         code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
         for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
             with suppress(ValueError):  # nothing is in it yet
@@ -173,7 +173,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _written(text: str) -> str:
-    """Replace lone surrogates, so that a text can be encoded in UTF-8."""
+    """Escape lone surrogates, so that a text can be encoded in UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -191,7 +191,7 @@ def _is_inexact(tensor: Any) -> bool:
 
 
 def _numbers(tensor: Any) -> str:
-    """Return the values of a scalar or of few integers, or a hash of other values; nothing for a tensor on meta."""
+    """Return the values of a scalar or a few integers as text, else a hash; empty for a tensor without values."""
     if getattr(tensor, "is_nested", False) or getattr(tensor, "is_meta", False):
         return ""
     size, dtype = math.prod(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch.")
@@ -215,7 +215,7 @@ def _bytes(tensor: Any) -> bytes:
 
 
 def tensor_text(tensor: Any) -> str:
-    """Return dtype and shape: ``float32[2,3,64,64]``."""
+    """Return a text with dtype and shape: ``float32[2,3,64,64]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(_size, _shape(tensor)))}]"
 
 
@@ -250,7 +250,7 @@ def check_parts(module: nn.Module) -> None:
 
 
 def _path_to_itself(module: nn.Module) -> str | None:
-    """Return the path of a module that occurs among its own ancestors, or ``None``."""
+    """Return the path of a module that occurs among its own ancestors; ``None`` if there is none."""
     done: set[int] = set()
     around: dict[int, tuple[str, Iterator[tuple[str, nn.Module]]]] = {id(module): ("", _children(module))}
     while around:
@@ -273,7 +273,7 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def module_kinds(module: nn.Module) -> ModuleKinds:
-    """Return the kinds of modules at each path pattern, with ``*`` for numbers."""
+    """Return the kinds of modules at each path pattern, which has ``*`` in place of numbers."""
     found: dict[str, dict[str, ModuleKind]] = {}
     for path, part in module.named_modules():
         numbers = {int(n) for n in path.split(".") if n.isdecimal()}
@@ -397,7 +397,7 @@ def _digest(value: object) -> str:
 
 
 def _named(value: object) -> str:
-    """Return a text for a value that JSON cannot represent, without memory addresses.
+    """Return a text without memory addresses for a value that JSON cannot represent.
 
     For a class without its own ``__repr__``, it is the name of the class.
     """

@@ -1,4 +1,4 @@
-"""Restore a module after a run. Needs torch to load.
+"""Restore a module after a run; importing this module imports torch.
 
 Runs share the parameters of the caller's module, because memory may not suffice for a copy. Tensors are copied before
 an operator writes to them; small modules are copied completely.
@@ -23,15 +23,15 @@ from costproof.snapshots.module_state import ModuleState
 from costproof.snapshots.process_state import Modes, ProcessState
 
 _UNTOLD = ("batch_norm",)
-"""Words in the names of operators that write to arguments without declaring it in their schema."""
+"""Parts of the names of operators that write to arguments without declaring it in their schema."""
 _HANDED_OUT = ("numpy", "__dlpack__")
-"""Methods of a tensor after which others can write to its memory."""
+"""Tensor methods that give other code access to the tensor's memory."""
 _OF_STORAGES = ("resize_", "copy_", "fill_", "__setitem__")
-"""Methods of a storage that write to its memory past the dispatcher."""
+"""Storage methods that write to memory without a call of the dispatcher."""
 
 
 class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that reports each write to memory to a module's snapshot before it happens."""
+    """Dispatch mode that reports each write to a tensor to a module's snapshot before it happens."""
 
     supports_higher_order_operators = True
 
@@ -48,7 +48,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def watching(state: ModuleState) -> Iterator[None]:
-    """Copy the memory of a tensor into the snapshot before code in the block writes to it.
+    """Save the memory of a tensor to the snapshot before code in the block writes to it.
 
     A call that hands out a pointer (``data_ptr``, a storage) counts as a write, since later writes through the pointer
     cannot be observed.
@@ -70,7 +70,7 @@ def watching(state: ModuleState) -> Iterator[None]:
 
 
 class Before:
-    """Snapshot of everything that a count restores: modes, process state, module. Used under the global lock."""
+    """Snapshot of everything that a count restores: dispatch modes, process state, module; needs the global lock."""
 
     def __init__(self) -> None:
         self.modes = Modes()
@@ -105,14 +105,14 @@ class Before:
             self._done = True
 
     def put_back_in_fork(self) -> None:
-        """Restore the state in a process that another thread has forked, which has its own modes."""
+        """Restore the state in a process that another thread forked, which has its own dispatch modes."""
         if self._module is not None:
             self._module.put_back()
         if self._process is not None:
             self._process.put_back_in_fork()
 
     def check(self) -> None:
-        """Raise an error that names state that could not be restored.
+        """Check that all state has been restored.
 
         Raises:
             Changed: something could not be restored; a pending interrupt gets the message as a note instead.
@@ -140,12 +140,12 @@ class Changed(Incomplete):
 
 
 _SHOWN: Final = 5
-"""Maximum number of differences in an error."""
+"""Maximum number of differences that an error lists."""
 
 
 @contextmanager
 def unwritten(module: nn.Module) -> Iterator[None]:
-    """Restore a module's tensors after the block, as far as writes to them were observed."""
+    """Restore a module's tensors after the block, as far as its writes to them were observed."""
     state = ModuleState(module, bits=False)
     try:
         with watching(state):
@@ -156,7 +156,7 @@ def unwritten(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluated(module: nn.Module) -> Iterator[None]:
-    """Put a module and its parts into evaluation mode for the block, without calling ``train``."""
+    """Put a module and its submodules into evaluation mode for the block, without calling ``train``."""
     modes = {part: part.training for part in module.modules()}
     try:
         for part in modes:

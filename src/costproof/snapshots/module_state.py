@@ -1,4 +1,4 @@
-"""Save, restore and compare the state of a module, bit for bit. Needs torch to load."""
+"""Save, restore and compare the state of a module, bit for bit; importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from costproof.saved_settings import is_code
 
 MOST_KEPT: Final = 256 * 1024**2
-"""Limit in bytes of the memory of a module that is copied before it is counted, the smallest tensors first."""
+"""Limit on the bytes of a module that are copied before it is counted, starting with the smallest tensors."""
 MOST_SUMMED: Final = 16 * 1024**3
-"""Limit in bytes of the remaining memory whose checksums are compared."""
+"""Limit on the further bytes of a module whose checksums are compared."""
 _PIECE: Final = 1024**2
 """Bytes covered by one checksum."""
 _FEW: Final = 64 * _PIECE
-"""Bytes up to which one thread computes all checksums."""
+"""Number of bytes up to which one thread computes all checksums."""
 _WEIGHTS: Final = np.random.default_rng(0).integers(2**64, size=1024, dtype=np.uint64) | np.uint64(1)
-"""Odd weights of the words of a row, for :func:`_sum`."""
+"""Odd factors by which :func:`_sum` multiplies the words of a row."""
 
 
 class Bits:
@@ -49,16 +49,16 @@ class Bits:
         return self._size
 
     def keep(self) -> None:
-        """Copy the memory, unless that was done before."""
+        """Copy the memory, unless a copy exists."""
         if self._kept is None:
             self._kept = _read(self._storage)
 
     def sum(self) -> None:
-        """Store checksums of the memory, which detect a change but cannot undo it."""
+        """Store checksums of the memory, which can detect a change but not undo it."""
         self._sums = _sums(self._storage)
 
     def put_back(self) -> None:
-        """Restore the copied memory if it differs."""
+        """Restore the copied memory if it has changed."""
         if self._kept is None:
             return
         if self._storage.nbytes() != self._size:
@@ -85,7 +85,7 @@ class Bits:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor, or ``None`` if it is on meta, sparse, or otherwise unreadable."""
+    """Return the storage of a tensor; ``None`` if it is on meta, sparse, or otherwise unreadable."""
     with suppress(Exception):
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
@@ -146,7 +146,7 @@ _ABSENT: Final = object()
 _PLAIN: Final = frozenset({int, float, str, bytes, bool, complex, type(None)})
 """Classes of values without references to other objects."""
 _FLATTENED: Final = ("_parameters", "_buffers", "_modules")
-"""Dicts of a module whose entries are known as its attributes."""
+"""Attributes of a module whose dict entries are saved as attributes of the module."""
 _LIBRARIES: Final = frozenset({"builtins", "torch", "typing"})
 _COMPRESSED: Final = {
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -155,22 +155,22 @@ _COMPRESSED: Final = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_coo: ("_indices", "_values"),
 }
-"""Layout -> methods that return the tensors that a sparse tensor is made of."""
+"""Methods that return the inner tensors of a sparse tensor, by layout."""
 
 
 class ModuleState:
-    """Snapshot of the state of a module and of other objects."""
+    """Snapshot of the state of a module and of the arguments of its call."""
 
     def __init__(self, module: nn.Module, arguments: dict[str, Any] | None = None, *, bits: bool) -> None:
         """Take the snapshot.
 
         Args:
-            arguments: arguments of its call, whose state is saved too.
-            bits: whether the bits of all tensors are saved, not only of those passed to :meth:`about_to_write`.
+            arguments: arguments of the module's call, whose state is saved too.
+            bits: whether the memory of all tensors is saved, not only of those passed to :meth:`about_to_write`.
         """
         self._held: list[_Held | _Contents | _OfClass] = []
         self._set: list[_Held | _Contents] = []
-        """Attributes that are set on tensors."""
+        """Attributes of the saved tensors."""
         self._tensors: list[_Tensor] = []
         self._bits: dict[int, Bits] = {}
         self._seen: dict[int, Any] = {}
@@ -187,19 +187,19 @@ class ModuleState:
             self._save_bits()
 
     def about_to_write(self, tensor: torch.Tensor | torch.UntypedStorage) -> None:
-        """Copy the memory of a tensor or storage, if the module uses it, before it is written."""
+        """Save the memory of a tensor or storage that the module uses, before it is written."""
         storage = tensor if isinstance(tensor, torch.UntypedStorage) else storage_of(tensor)
         if storage is not None and (found := self._bits.get(storage._cdata)) is not None:
             found.keep()
 
     def put_back(self) -> None:
-        """Restore everything that can be restored; may be called again."""
+        """Restore all state that can be restored; may be called again."""
         for held in self._held:
             held.put_back()
         self.put_back_tensors()
 
     def put_back_tensors(self) -> None:
-        """Restore only tensors, and leave other attributes."""
+        """Restore only the tensors and their attributes."""
         with DisableTorchFunction(), torch.no_grad():
             for held in self._set:
                 held.put_back()
@@ -300,7 +300,7 @@ class ModuleState:
 
 
 class _Held:
-    """A reference to an object, compared by identity."""
+    """Reference to an object that must stay the same object."""
 
     def __init__(self, name: str, before: Any, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         self._name, self._before, self._get, self._put = name, before, get, put
@@ -316,7 +316,7 @@ class _Held:
 
 
 class _OfClass:
-    """Attributes of a class that hold data: counters, caches, tables."""
+    """Attributes of a class that contain data: counters, caches, tables."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -347,7 +347,7 @@ class _OfClass:
 
 
 class _Contents:
-    """Contents of a container in order."""
+    """Contents of a container, in order."""
 
     def __init__(self, name: str, container: Any) -> None:
         self._name, self._container = name, container
@@ -389,13 +389,13 @@ class _Contents:
 
 
 class _Tensor:
-    """Attributes that were set on one tensor object."""
+    """Properties of a tensor object: class, layout, gradient, hooks and others."""
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self._tensor, self._name = tensor, name
         self._before = dict(_facts(tensor))
         self._alias: torch.Tensor | None = None
-        """Tensor on the same memory with the same layout; assigning it to ``data`` restores both."""
+        """Tensor with the same memory and layout; assigning it to the tensor's ``data`` restores both."""
         with suppress(Exception), torch.no_grad():  # a class of its own need not have one
             self._alias = tensor.detach()
         self._version: Any = None
@@ -434,11 +434,11 @@ _ATTRIBUTES: Final = {
     "hooks": "_backward_hooks",
     "hooks behind the gradient": "_post_accumulate_grad_hooks",
 }
-"""Fact -> the attribute of a tensor that holds it, compared by identity."""
+"""Attribute of a tensor, compared by identity, by name of the property."""
 
 
 def _facts(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of a tensor's properties, without its memory and attributes."""
+    """Yield (name, value) of each property of a tensor, except the numbers in its memory."""
     readers: dict[str, Callable[[], Any]] = {
         "class": lambda: type(tensor),
         "storage": lambda: tensor.untyped_storage()._cdata,
@@ -465,7 +465,7 @@ def _facts(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-    """Return the inner tensors of a wrapper tensor, which has no memory of its own."""
+    """Return the inner tensors of a wrapper subclass, which has no memory itself."""
     found: list[tuple[str, torch.Tensor]] = []
     with suppress(Exception):
         whole: Any = tensor
@@ -501,7 +501,7 @@ def _set_class(value: Any, kind: type) -> None:
 
 
 def _text(value: Any) -> str:
-    """Return a short text of a value; of a tensor its shape."""
+    """Return a short text of a value; for a tensor the text states its shape."""
     if value is _ABSENT:
         return "nothing"
     if isinstance(value, torch.Tensor):

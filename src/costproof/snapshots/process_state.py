@@ -1,4 +1,4 @@
-"""Save and restore the state of a process and a thread: settings, replaced functions, modes. Needs torch to load."""
+"""Save and restore settings, replaced functions and dispatch modes of this process and thread; imports torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from costproof.patches import inference
 from costproof.saved_settings import Namespace, SavedSettings, is_code
 
 _WRITERS: Final = ("costproof.", "torchlens.", "unittest.mock")
-"""Python modules whose functions replace others."""
+"""Prefixes of Python modules whose functions replace functions of other modules."""
 _FLAGS: Final = {
     "torch._dynamo.eval_frame": ("_stance",),
     "torch.backends.mha": ("_is_fastpath_enabled",),
@@ -38,13 +38,13 @@ _FLAGS: Final = {
         "_is_in_any_mode_without_ignore_compile_internals",
     ),
 }
-"""Module of torch -> variables that hold the state of a trace or an export."""
+"""Variables with the state of a trace or an export, by module of torch."""
 _CONFIGS: Final = {
     "torch.fx.config": ("do_not_emit_stack_traces",),
     "torch._dynamo.config": ("fake_tensor_cache_enabled",),
     "torch._functorch.config": ("fake_tensor_propagate_real_tensors",),
 }
-"""Settings that :mod:`costproof.patches.export` changes."""
+"""Configuration variables of torch that :mod:`costproof.patches.export` changes, by module."""
 _LOGGING: Final = ("torch.export._trace", "torch.fx.experimental.symbolic_shapes")
 """Modules whose loggers are silenced during an export."""
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
@@ -54,7 +54,7 @@ class ProcessState:
     """Snapshot of the state of this process and thread."""
 
     def __init__(self, places: Sequence[Any] = ()) -> None:
-        """Take the snapshot; no mode of the caller may be active.
+        """Take the snapshot; no dispatch mode of the caller may be active.
 
         Args:
             places: further modules and classes whose functions tracers replace.
@@ -81,7 +81,7 @@ class ProcessState:
         inference.forget()
 
     def differences(self) -> list[str]:
-        """Return a phrase for each setting that differs from the snapshot."""
+        """Return a phrase for each setting that differs from its saved value."""
         return self._settings.differences()
 
 
@@ -110,7 +110,7 @@ class _Functions:
         """Restore replaced functions, classes and flags.
 
         Args:
-            thoroughly: whether everything is restored; else only methods of the classes of a model, on which TorchLens
+            thoroughly: whether everything is restored; else only methods of the model's classes, on which TorchLens
                 leaves inherited ones.
         """
         if not thoroughly:
@@ -131,7 +131,7 @@ class _Functions:
         sys.meta_path[:] = [f for f in sys.meta_path if f in self._importing or not _stands_in(type(f))]
 
     def free_locks(self) -> None:
-        """Replace locks that a thread of the parent process held at the fork."""
+        """Replace locks that another thread held when this process was forked."""
         for space in self._before:
             place, before = space.place, space.before
             for name, value in before.items():
@@ -144,7 +144,7 @@ class _Functions:
 
 
 def _put_back(space: Namespace) -> None:
-    """Restore the functions, classes and flags of one namespace."""
+    """Restore the functions, classes and flags of a module or class."""
     if space.same():
         return
     place, before, now = space.place, space.before, dict(vars(space.place))
@@ -169,13 +169,13 @@ _UNWATCHED: Final = (
     "torch._dynamo", "torch._inductor", "torch._numpy", "torch.ao", "torch.distributed", "torch.distributions",
     "torch.onnx", "torch.testing",
 )  # fmt: skip
-"""Packages whose classes no tracer changes; only their modules are compared."""
+"""Packages of which only modules are compared, since no tracer changes their classes."""
 _IMMUTABLE: Final = 1 << 8
 """Flag of classes whose attributes cannot be assigned."""
 
 
 class _Libraries:
-    """Attribute namespaces of library modules, and of the classes in them."""
+    """Attributes of library modules and of the classes in them."""
 
     __slots__ = ("_changing", "_now", "_steady", "_values", "ids", "modules")
 
@@ -184,11 +184,11 @@ class _Libraries:
         places = {id(place): place for place in (*modules, *_classes(modules))}
         self.ids = places.keys()
         self._changing: list[Any] = []
-        """The few namespaces that changed in an earlier block, such as one with a counter."""
+        """Modules and classes whose attributes changed in an earlier block, such as one with a counter."""
         self._divide(Namespace.of(place) for place in places.values())
 
     def spaces(self) -> list[Namespace]:
-        """Return current snapshots of the namespaces."""
+        """Return a current snapshot of each module and class."""
         if not self._same():
             self._divide(self._steady)
         return [*self._steady, *map(Namespace.of, self._changing)]
@@ -201,9 +201,9 @@ class _Libraries:
         self._values = list(chain.from_iterable(space.before.values() for space in self._steady))
 
     def _same(self) -> bool:
-        """Return whether no attribute of these namespaces, other than counters, has been replaced.
+        """Return whether all attributes, except those known to change, are still the same objects.
 
-        They hold 100,000 values. A comparison of two lists looks at identity first, and takes a third of the time of
+        There are 100,000 values. A comparison of two lists looks at identity first, and takes a third of the time of
         anything else.
         """
         with suppress(Exception):  # the equality of arrays has no truth value
@@ -227,12 +227,12 @@ def _classes(modules: Sequence[ModuleType]) -> list[type]:
 
 
 _modules: list[Any] = []
-"""Snapshot of ``sys.modules`` when the modules of libraries were last determined."""
+"""Copy of ``sys.modules`` at the last search for library modules."""
 _known = _Libraries([])
 
 
 def _libraries() -> _Libraries:
-    """Return the modules and classes that tracers may change."""
+    """Return the library modules and classes that tracers may change."""
     global _modules, _known
     if (now := list(sys.modules.items())) != _modules:
         found = [m for name, m in now if name.partition(".")[0] in _PACKAGES and isinstance(m, ModuleType)]
@@ -251,7 +251,7 @@ _MODE_FLAGS: Final = (
     "_is_in_non_infra_torch_dispatch_mode",
     "_is_in_any_mode_without_ignore_compile_internals",
 )
-"""Flags of the modes of a thread that ``torch.compile`` reads; some versions of torch lack some."""
+"""Flags about active modes that ``torch.compile`` reads; a version of torch may lack some."""
 
 
 class Modes:
@@ -266,7 +266,7 @@ class Modes:
         self.put_back()
 
     def lift(self, *, default_device: bool = False) -> None:
-        """Leave every mode, including those of interrupted blocks.
+        """Deactivate every mode, including those of interrupted blocks.
 
         Args:
             default_device: whether the default device is kept, which torch implements as a mode.
@@ -279,7 +279,7 @@ class Modes:
                 overrides._push_mode(mode)  # type: ignore[no-untyped-call]
 
     def put_back(self) -> None:
-        """Re-enter exactly the modes of the snapshot; may be called again."""
+        """Reactivate exactly the modes of the snapshot; may be called again."""
         _clear()
         for transform in self._transforms:
             _functorch.push_dynamic_layer_stack(transform)
@@ -299,7 +299,7 @@ def _clear() -> None:
 
 
 def _popped(length: Callable[[], int], pop: Callable[[], Any]) -> list[Any]:
-    """Pop and return everything from a stack, outermost first."""
+    """Pop all entries from a stack of modes and return them, outermost first."""
     return [pop() for _ in range(length())][::-1]
 
 

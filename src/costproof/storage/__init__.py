@@ -1,1 +1,1 @@
-"""Formats of stored weights: the tensors of each format, keys that select a format, and headers of files."""
+"""Formats of quantised weights: their tensors, the configuration keys that select them, and the headers of files."""

@@ -23,40 +23,40 @@ NO_GROUP_INDEX: Final = "no group of each column (g_idx)"
 ROTARY: Final = "rotary frequencies, which the class computes"
 IGNORED: Final = "a tensor that the class ignores on loading"
 TIED: Final = "a copy of a tied tensor"
-FURTHER_TOKENS: Final = "a tensor of the modules for further tokens"
+FURTHER_TOKENS: Final = "a tensor of an MTP module"
 _ROTARY_NAME: Final = re.compile(
     r"(^|\.)rotary\w*\.(inv_freq|(cos|sin)_cached)$|^rope_(freqs|factors_long|factors_short)\.weight$"
 )
 _PACKED: Final = (".qweight", ".weight_packed")
-"""Last parts of the names of packed integers, whose module may have an index of groups and a bias of zeros."""
+"""Ends of the names of packed integers; their module may have an index of groups and a bias of zeros."""
 _INDICES: Final = ("g_idx", "weight_g_idx")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """Names of a checkpoint that a model's class knows: its own, tied and ignored ones, and MTP prefixes."""
+    """Tensor names in a checkpoint that a model's class knows: parameters, tied and ignored ones, and MTP prefixes."""
 
     parameters: frozenset[str] = frozenset()
-    """Names of all parameters, with those of tied ones."""
+    """Names of all parameters, including those of tied ones."""
     tied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Further name of a parameter that the checkpoint stores once -> its shape."""
+    """Shapes of tied parameters by their further names, under which the checkpoint does not store them."""
     ignored: tuple[str, ...] = ()
     """Regular expressions of names that the class ignores on loading."""
     further_tokens: tuple[str, ...] = ()
-    """Beginnings of the names of modules for further tokens."""
+    """Prefixes of the names in modules for multi-token prediction (MTP)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderMismatch:
-    """A tensor that headers state unlike the layout, or that only one of them has."""
+    """A tensor that differs between the headers and the computed layout, or that only one of them has."""
 
     key: str
-    """Name by the layout, where an expert of a stack has ``*`` for its number; else as in the headers."""
+    """Name in the layout, with ``*`` for the number of a stacked expert; else the name in the headers."""
     expected: StoredTensor | None
-    """``None``: the layout does not have it. Its ``count`` tensors are missing if :attr:`got` is ``None``."""
+    """Tensor of the layout, or the ``count`` tensors missing in the headers; ``None``: the layout lacks the tensor."""
     got: HeaderTensor | None
     cause: str = ""
-    """Known reason; empty: none, so the mismatch is a finding."""
+    """Known cause of the mismatch; empty: unknown, so the mismatch is a finding."""
 
     @property
     def count(self) -> int:
@@ -75,13 +75,13 @@ class HeaderMismatch:
 
 
 class _Open:
-    """A tensor of the layout, with the number of those that no header has matched."""
+    """A tensor of the layout, with the number of its copies that no header has matched."""
 
     def __init__(self, tensor: StoredTensor) -> None:
         self.one, self.left = replace(tensor, count=1), int(tensor.count)
 
     def is_form_of(self, tensor: HeaderTensor) -> bool:
-        """Return whether a tensor of the layout is still unmatched and has the dtype and shape of one in a header."""
+        """Return whether the tensor is still unmatched and has the dtype and shape of a tensor in a header."""
         return self.left > 0 and (self.one.dtype, self.one.shape) == (tensor.dtype, tensor.shape)
 
 
@@ -91,7 +91,7 @@ def mismatches(
     names: ModelNames,
     undetermined: Iterable[str] = (),
 ) -> Iterator[HeaderMismatch]:
-    """Yield the differences of headers from a layout, tensor by tensor, with their causes.
+    """Yield the differences of the headers from the layout, tensor by tensor, with their causes.
 
     A name must be the same; ``experts.*.up_proj`` of the layout stands for each expert of the stack.
 
@@ -129,7 +129,7 @@ def mismatches(
 
 
 def _key(name: str, modules: set[str]) -> str:
-    """Return the name that the layout would have for a tensor in a header."""
+    """Return the name that a tensor in a header has in the layout."""
     parts = name.split(".")
     if ".".join(parts[:-1]) in modules:
         return name
@@ -158,7 +158,7 @@ def _cause_of_extra(key: str, stated: HeaderTensor, names: ModelNames, packed: s
 
 
 def _cause_of_form(expected: StoredTensor, stated: HeaderTensor) -> str:
-    """Return why a tensor has another dtype or shape; empty if no known cause applies.
+    """Return why a tensor has another dtype or shape than in the layout; empty if no known cause applies.
 
     No configuration key states the dtype of scales, zero points and tables.
     """
@@ -176,10 +176,10 @@ def _cause_of_missing(expected: StoredTensor, names: ModelNames) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """Tensors of equal shape and dtype, of modules that differ only in numbers."""
+    """Tensors of equal shape and dtype whose names differ only in numbers."""
 
     name: str
-    """``model.layers.*.mlp.down_proj.weight``."""
+    """Name pattern of the tensors: ``model.layers.*.mlp.down_proj.weight``."""
     dtype: str
     shape: tuple[int, ...]
     purpose: str
@@ -190,18 +190,18 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class HeaderDifference:
-    """Tensors of one name pattern whose headers differ from the layout that was computed."""
+    """Tensors of one name pattern that differ between the headers and the computed layout."""
 
     name: str
     expected: str
-    """Dtype and shape by the layout; empty: none expected."""
+    """Dtype and shape in the layout; empty: the layout lacks the tensors."""
     got: str
-    """Dtype and shape in the headers; empty: not there."""
+    """Dtype and shape in the headers; empty: the headers lack the tensors."""
     tensors: int
     bytes: int
-    """Bytes in the headers minus bytes by the layout."""
+    """Bytes in the headers minus bytes in the layout."""
     cause: str = ""
-    """Known reason; empty: none."""
+    """Known cause of the difference; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class HeaderTotals:
     bytes: int
     differences: tuple[HeaderDifference, ...]
     sections: tuple[FileSection, ...] = ()
-    """Further bytes of GGUF files: keys, the table of tensors, alignment; empty for safetensors."""
+    """Bytes of GGUF files outside the tensors: keys, the table of tensors, alignment; empty for safetensors."""
 
     @property
     def unnamed(self) -> tuple[HeaderDifference, ...]:
@@ -227,35 +227,35 @@ class StoredCheckpoint:
 
     target: str
     method: str
-    """Method of quantisation; empty: none."""
+    """Quantisation method; empty: the checkpoint is not quantised."""
     formats: tuple[str, ...]
-    """Formats of its linear layers."""
+    """Storage formats of the linear layers."""
     params: int
     """Logical parameters: elements of the model's parameters before they were quantised."""
     next_token_modules: int
-    """Modules that predict further tokens and that are counted."""
+    """Number of counted modules that predict further tokens (MTP)."""
     totals: StoredTotals
     parts: tuple[StoredPart, ...]
     assumed: tuple[str, ...] = ()
     """Assumptions of the layout that follow from the producing tool, because no configuration key states them."""
     undetermined: tuple[str, ...] = ()
-    """Further tensors whose size the configuration does not determine."""
+    """Tensors besides the totals whose size the configuration does not determine."""
     largest_matrix: int = 0
-    """Weights of the largest tensor that is quantised."""
+    """Number of weights of the largest quantised tensor."""
     buffer_bytes: int = 0
-    """Part of the stored bytes that fills buffers, not parameters."""
+    """Stored bytes of buffers, as opposed to parameters."""
     left_out: tuple[str, ...] = ()
     """Tensors that the checkpoint may contain and the totals omit."""
     headers: HeaderTotals | None = None
-    """``None``: no files were given."""
+    """Totals of the files' headers; ``None``: no files were given."""
 
     def table_rows(self) -> tuple[StoredPart, ...]:
-        """Return the rows of the table: the parts."""
+        """Return the rows of the table: a row per group of tensors."""
         return self.parts
 
     @property
     def exit_code(self) -> int:
-        """1 if headers differ without a cause, 3 if no header states the size of an undetermined tensor, else 0."""
+        """Exit code: 1 if headers differ without a known cause, 3 if a size is undetermined without headers, else 0."""
         if self.headers is not None:
             return EXIT_FINDINGS if self.headers.unnamed else EXIT_OK
         return EXIT_INCOMPLETE if self.undetermined else EXIT_OK
@@ -266,7 +266,7 @@ NO_NAMES: Final = ModelNames()
 
 
 def parts_of(tensors: Iterable[StoredTensor]) -> tuple[StoredPart, ...]:
-    """Return the tensors in groups that differ only in numbers of their names, the largest first."""
+    """Group tensors whose names differ only in numbers; return the groups, the largest first."""
     found: dict[tuple[str, str, tuple[int, ...], str], list[StoredTensor]] = {}
     for tensor in tensors:
         found.setdefault((folded_path(tensor.name), tensor.dtype, tensor.shape, tensor.purpose), []).append(tensor)
@@ -283,7 +283,7 @@ def compare_headers(
     undetermined: Iterable[str] = (),
     names: ModelNames = NO_NAMES,
 ) -> HeaderTotals:
-    """Return the totals of headers, and their differences from a layout by name pattern, dtype, shape and cause.
+    """Return the totals of the headers, and their differences from the layout by name pattern, dtype, shape and cause.
 
     Args:
         undetermined: as for :func:`mismatches`.

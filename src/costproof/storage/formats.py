@@ -1,7 +1,7 @@
-"""Describe formats of stored weights: the tensors that each stores for a linear layer [rows, columns].
+"""Describe storage formats of weights: the tensors that each format has for a linear layer [rows, columns].
 
-A format holds what a configuration says. What none says (dtypes of scales, blocks, tables, sizes of groups by default)
-stands in its tensors here, and once more in the closed forms of :mod:`costproof.analytic.quantised`.
+A format holds what a configuration states. Dtypes and sizes that no key states (of scales, blocks, tables, default
+groups) are in its ``tensors``, and once more in the closed forms of :mod:`costproof.analytic.quantised`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LinearShape:
     """Input features."""
     bias: bool
     dtype: str
-    """Dtype of tensors that are not quantised, as in a header: ``BF16``."""
+    """Dtype of unquantised tensors, as a header names it: ``BF16``."""
 
     @property
     def elements(self) -> Size:
@@ -38,13 +38,13 @@ class LinearShape:
 
 
 class Format(ABC):
-    """Protocol of formats that store a linear layer."""
+    """Base class of the storage formats of a linear layer."""
 
     source: ClassVar[str]
-    """Source that defines the layout."""
+    """Publication or code that defines the layout."""
 
     in_numbers: ClassVar[bool] = False
-    """Whether a size depends on the digits of the shape, so that it has no formula."""
+    """Whether the bytes depend on the digits of the shape, as in a JSON text, so that no formula gives them."""
 
     @property
     @abstractmethod
@@ -53,12 +53,12 @@ class Format(ABC):
 
     @property
     def products(self) -> str:
-        """Return the dtype of products, a key of ``ARITHMETIC``; empty: weights are unpacked to the run's dtype."""
+        """Return the dtype of matrix products, a key of ``ARITHMETIC``; empty: the run's, after unpacking weights."""
         return ""
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Return the numbers that rows and columns must be multiples of, since the format's library refuses others."""
+        """Return the numbers that rows and columns must be multiples of; the format's library refuses other sizes."""
         return 1, 1
 
     @abstractmethod
@@ -66,17 +66,17 @@ class Format(ABC):
         """Return the stored tensors of a linear layer; names are relative to the path of the module."""
 
     def undetermined(self) -> tuple[str, ...]:
-        """Return (tensor name, reason) of each tensor whose size no configuration determines."""
+        """Return a text with name and reason for each tensor whose size the configuration does not determine."""
         return ()
 
     def assumed(self) -> tuple[str, ...]:
-        """Return assumptions on the layout that follow from the tool that wrote it, not from the configuration."""
+        """Return assumptions on the layout that follow from the producing tool, as no configuration key states them."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8(Format):
-    """Format of transformers: W in E4M3 and a scale for each block of W, or for W.
+    """FP8 format of transformers: W in E4M3 with a scale for each block of W, or one scale.
 
     The scale has the name ``weight_scale_inv``, though it is a factor. Qwen3's checkpoints have scales of blocks in
     bfloat16, those of DeepSeek and of models made from it in float32.
@@ -85,26 +85,26 @@ class Fp8(Format):
     source: ClassVar[str] = "DeepSeek-V3 technical report, section 3.3; transformers FP8Linear"
 
     block: tuple[int, int] | None
-    """Rows and columns with one scale; ``None``: all."""
+    """Rows and columns of a block with one scale; ``None``: one scale for all of W."""
     static: bool = False
     """Whether the scale of the input is stored."""
     powers: bool = False
-    """Whether scales are powers of two in E8M0 (``scale_fmt``)."""
+    """Whether scales are powers of two, stored in E8M0 (``scale_fmt``)."""
     model_type: str = ""
 
     @property
     def title(self) -> str:
-        """Return the format, with the unit that has a scale."""
+        """Return the name of the format, with the unit that shares a scale."""
         return "fp8, one scale" if self.block is None else "fp8, scales for blocks"
 
     @property
     def products(self) -> str:
-        """Return the dtype of products: float8, since inputs are quantised too."""
+        """Return the dtype of matrix products: float8, since inputs are quantised too."""
         return "float8" if self.title else ""
 
     @property
     def scale_dtype(self) -> str:
-        """Return the dtype of scales."""
+        """Return the dtype of the weights' scales."""
         if self.block is None:
             return "BF16"
         if self.powers:
@@ -112,7 +112,7 @@ class Fp8(Format):
         return "BF16" if self.model_type.startswith("qwen3") else "F32"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight [rows, columns], scales [⌈rows / block⌉, ⌈columns / block⌉] or [], and that of the input []."""
+        """Return weight [rows, columns], scales [⌈rows / block⌉, ⌈columns / block⌉] or [], and the input's scale []."""
         shape = () if self.block is None else tuple(map(ceil_div, (of.rows, of.columns), self.block))
         inputs = StoredTensor("activation_scale", "BF16" if self.block is None else "F32", (), "scale")
         return (
@@ -123,7 +123,7 @@ class Fp8(Format):
         )
 
     def assumed(self) -> tuple[str, ...]:
-        """Return the assumption on the dtype of the scales."""
+        """Return the assumption on the dtype of the weights' scales."""
         if self.powers and self.block is not None:
             return ("scales of blocks are F8_E8M0, where scale_fmt may also mean powers of two in F32",)
         return (f"scales{' of blocks' if self.block else ''} are {self.scale_dtype}, which no key says",)
@@ -131,18 +131,18 @@ class Fp8(Format):
 
 @dataclass(frozen=True, slots=True)
 class ModelOptFp8(Format):
-    """Format of ModelOpt: W in E4M3, a float32 scale for W and one for its input."""
+    """FP8 format of ModelOpt: W in E4M3, a float32 scale for W and one for its input."""
 
     title: ClassVar[str] = "fp8, one scale"
     source: ClassVar[str] = "NVIDIA ModelOpt, export of FP8"
 
     @property
     def products(self) -> str:
-        """Return the dtype of products: float8, since inputs are quantised too."""
+        """Return the dtype of matrix products: float8, since inputs are quantised too."""
         return "float8" if self.title else ""
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight [rows, columns], its scale [], and that of the input []."""
+        """Return weight [rows, columns], its scale [], and the input's scale []."""
         return (
             StoredTensor("weight", "F8_E4M3", (of.rows, of.columns)),
             *(StoredTensor(name, "F32", (), "scale") for name in ("weight_scale", "input_scale")),
@@ -159,11 +159,11 @@ class LlmInt8(Format):
 
     @property
     def products(self) -> str:
-        """Return the integer dtype of products, since inputs are integers too."""
+        """Return the dtype of matrix products: ``other``, for integers, since inputs are quantised too."""
         return "" if not self.title else "other"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight [rows, columns], SCB [rows], and the number of its layout."""
+        """Return weight [rows, columns], its scales SCB [rows], and the number of the weight's memory layout."""
         return (
             StoredTensor("weight", "I8", (of.rows, of.columns)),
             StoredTensor("SCB", "F32", (of.rows,), "scale"),
@@ -177,52 +177,54 @@ _UNITS: Final = {"tensor": "one scale", "channel": "scales for rows", "block": "
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors(Format):
-    """Formats of compressed-tensors: a layout of numbers, and scales and zero points by a strategy."""
+    """Formats of compressed-tensors: a layout for the quantised numbers, and scales and zero points by a strategy."""
 
     source: ClassVar[str] = "compressed-tensors, compressors and initialize_qparams"
 
     layout: str
-    """``pack-quantized``, ``int-quantized``, ``float-quantized``, ``naive-quantized``, ``mxfp8-quantized``,
-    ``nvfp4-pack-quantized`` or ``mxfp4-pack-quantized``."""
+    """Layout of the numbers:
+    ``pack-quantized``, ``int-quantized``, ``float-quantized``, ``naive-quantized``, ``mxfp8-quantized``,
+    ``nvfp4-pack-quantized`` or ``mxfp4-pack-quantized``.
+    """
     bits: int
     is_float: bool
     strategy: str
-    """Unit with one scale: ``tensor``, ``channel``, ``group``, ``tensor_group`` or ``block``."""
+    """Unit that shares a scale: ``tensor``, ``channel``, ``group``, ``tensor_group`` or ``block``."""
     group: int = 0
-    """Columns with one scale; 0: no groups."""
+    """Number of columns that share a scale; 0: no groups."""
     block: tuple[int, int] = (0, 0)
-    """Rows and columns with one scale; 0: no blocks."""
+    """Rows and columns of a block that shares a scale; 0: no blocks."""
     symmetric: bool = True
     ordered: bool = False
-    """Whether columns were quantised in the order of their activations, so that each has the number of its group."""
+    """Whether columns were quantised in the order of their activations, so that a tensor states the group of each."""
     inputs: str = ""
-    """``dynamic`` or ``static`` scales of inputs; empty: inputs stay in the run's dtype."""
+    """Kind of the scales of inputs, ``dynamic`` or ``static``; empty: inputs stay in the run's dtype."""
     input_levels: bool = False
-    """Whether inputs have a global scale, beside those of groups."""
+    """Whether inputs have a global scale, in addition to the scales of groups."""
     input_zero: bool = False
     """Whether inputs have a stored zero point."""
 
     @property
     def title(self) -> str:
-        """Return the kind of numbers, and the unit with a scale of those in fp8."""
+        """Return the name of the format: the kind of numbers and, for fp8, the unit that shares a scale."""
         if self.layout == "pack-quantized" or self.bits == 4:
             return f"compressed-tensors, packed {'4-bit floating point' if self.is_float else 'integers'}"
         return f"fp8, {_UNITS.get(self.strategy, 'scales for groups')}" if self.is_float else "int8"
 
     @property
     def products(self) -> str:
-        """Return the dtype of products if inputs are quantised to the format of the weights, else an empty text."""
+        """Return the dtype of matrix products if inputs are quantised like weights; empty: weights are unpacked."""
         if not self.inputs or self.layout in ("pack-quantized", "mxfp4-pack-quantized"):
             return ""
         return "float8" if self.is_float and self.bits == 8 else "other"
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Return the size of a group of columns; blocks may be cut."""
+        """Return the numbers that rows and columns must be multiples of: 1, and the columns of a group."""
         return 1, max(self.group, 1)
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return the numbers, scales and zero points of W, and scales of its input.
+        """Return the quantised numbers, scales and zero points of W, and scales of its input.
 
         Integers of a row are packed into words, which have a table with the shape; their zero points are packed along
         the rows, except the single one of a matrix.
@@ -278,7 +280,7 @@ class CompressedTensors(Format):
         )  # fmt: skip
 
     def assumed(self) -> tuple[str, ...]:
-        """Return the assumption on the dtype of the shapes."""
+        """Return the assumption on the dtype of the stored shapes."""
         return ("shapes of packed matrices are I64, which no key says",) if self.layout == "pack-quantized" else ()
 
 
@@ -295,13 +297,13 @@ class Gptq(Format):
 
     bits: int
     group: int | None
-    """Columns with one scale; ``None``: all of them."""
+    """Number of columns that share a scale; ``None``: all of them."""
     zero_bias: bool = True
-    """Whether a bias is written for layers without one."""
+    """Whether a bias of zeros is stored for layers without a bias."""
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Return 32 rows and columns, which are whole words in any number of bits; AutoGPTQ drops what is beyond."""
+        """Return 32, 32, whose multiples fill whole words at any bit width; AutoGPTQ drops other rows and columns."""
         return 32, 32
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -332,7 +334,7 @@ class Awq(Format):
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Return the multiples that rows and columns must be of: the rows in a word, and the columns of a group."""
+        """Return the numbers that rows and columns must be multiples of: rows in a word, columns of a group."""
         return 32 // self.bits, self.group
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -369,19 +371,19 @@ class Mlx(Format):
 
 ABSMAX_BLOCK: Final = 64
 NESTED: Final = 256
-"""Maxima with a scale of their own, if these are quantised too."""
+"""Number of maxima that share a scale, if they are quantised too ("double quantisation")."""
 
 
 @dataclass(frozen=True, slots=True)
 class FourBit(Format):
-    """Format of bitsandbytes with four bits: codes of flattened W, and the maximum of each block of 64 weights."""
+    """Format of bitsandbytes with four bits: codes of the flattened W, and the maximum of each block of 64."""
 
     title: ClassVar[str] = "bitsandbytes, 4 bits"
     source: ClassVar[str] = "bitsandbytes Params4bit, QuantState.as_dict(packed=True); Dettmers et al. 2023, QLoRA"
 
     in_numbers: ClassVar[bool] = True
     kind: str
-    """``nf4`` or ``fp4``."""
+    """Data type of the codes: ``nf4`` or ``fp4``."""
     nested: bool
     """Whether the maxima are stored in eight bits ("double quantisation")."""
 
@@ -403,7 +405,7 @@ class FourBit(Format):
         return f"quant_state.bitsandbytes__{self.kind}"
 
     def _description_bytes(self, of: LinearShape) -> int:
-        """Return the bytes of the JSON tensor that describes a layer whose maxima are not quantised."""
+        """Return the bytes of the JSON tensor that describes a layer's quantisation if its maxima are not quantised."""
         dtype = next(name for name, stored in STORED_AS.items() if stored == of.dtype)
         shape = [int(of.rows), int(of.columns)]
         return len(json.dumps({"quant_type": self.kind, "blocksize": ABSMAX_BLOCK, "dtype": dtype, "shape": shape}))
@@ -453,16 +455,16 @@ class Nvfp4(Format):
     source: ClassVar[str] = "NVIDIA ModelOpt, export of NVFP4"
 
     group: int | None
-    """Columns with one scale, as stated; ``None``: 16."""
+    """Number of columns that share a scale, as stated in the configuration; ``None``: 16."""
 
     @property
     def products(self) -> str:
-        """Return the four-bit dtype of products, since inputs have four bits too."""
+        """Return the dtype of matrix products: ``other``, for four bits, since inputs have four bits too."""
         return "other" if self.title else ""
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Return the columns of a group."""
+        """Return the numbers that rows and columns must be multiples of: 1, and the columns of a group."""
         return 1, self.group or 16
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -487,28 +489,28 @@ class TorchaoEightBit(Format):
     source: ClassVar[str] = "torchao Int8Tensor and Float8Tensor; flatten_tensor_state_dict of torchao's safetensors"
 
     dtype: str
-    """``I8``, ``F8_E4M3`` or ``F8_E5M2``."""
+    """Dtype of the weights: ``I8``, ``F8_E4M3`` or ``F8_E5M2``."""
     group: int | None = None
-    """Columns with one scale; ``None``: the whole row."""
+    """Number of columns that share a scale; ``None``: the whole row."""
     whole: bool = False
-    """Whether one scale is for the matrix."""
+    """Whether the whole matrix shares one scale."""
     dynamic: bool = False
-    """Whether inputs are quantised too, as they come."""
+    """Whether inputs are quantised too, when the layer runs."""
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Return the columns of a group."""
+        """Return the numbers that rows and columns must be multiples of: 1, and the columns of a group."""
         return 1, self.group or 1
 
     @property
     def products(self) -> str:
-        """Return the dtype of products if inputs are quantised too; empty if weights alone are, and are unpacked."""
+        """Return the dtype of matrix products if inputs are quantised too; else empty: weights are unpacked."""
         if not self.dynamic:
             return ""
         return "other" if self.dtype == "I8" else "float8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return data [rows, columns], scales [rows, groups] or [1, 1], and zero points of integers."""
+        """Return data [rows, columns], scales [rows, groups] or [1, 1], and zero points if weights are integers."""
         groups = 1 if self.group is None else ceil_div(of.columns, self.group)
         shape = (1, 1) if self.whole else (of.rows, groups)
         return (
@@ -520,7 +522,7 @@ class TorchaoEightBit(Format):
 
 
 _TILE: Final = (8, 1024)
-"""Rows and columns that tinygemm's tiles pad a matrix to."""
+"""Numbers of rows and columns in a tile of tinygemm, to whose multiples a matrix is padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,7 +537,7 @@ class TorchaoInt4(Format):
     """Whether W is padded to the tiles of tinygemm's kernel."""
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return data [rows, columns / 2] and scales [columns / group, rows], or tiles, of a padded matrix."""
+        """Return data [rows, columns / 2], scales and zero points [columns / group, rows]; or padded tiles."""
         if not self.tiled:
             groups = (ceil_div(of.columns, self.group), of.rows)
             return (
@@ -555,11 +557,11 @@ class TorchaoInt4(Format):
 
 
 def cache_tensors(kind: str, dtype: str) -> tuple[StoredTensor, ...]:
-    """Return the scales that attention stores for a quantised cache, one of keys and one of values.
+    """Return the scales that each attention stores for a quantised key/value cache: one for keys and one for values.
 
     Args:
         kind: ``modelopt``, ``compressed-tensors``, or empty: there are none.
-        dtype: dtype of what is not quantised, as in a header.
+        dtype: dtype of unquantised tensors, as a header names it.
     """
     if kind == "modelopt":
         return tuple(StoredTensor(f"{name}_proj.{name}_scale", "F32", (), "scale") for name in "kv")

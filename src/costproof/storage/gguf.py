@@ -1,4 +1,4 @@
-"""Name the parameters of models of transformers as GGUF files name them."""
+"""Name the parameters of transformers models as GGUF files name them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 _BLOCK: Final = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")
 _OUTSIDE: Final = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-"""Last part of the path of a module outside of the layers -> its name."""
+"""GGUF name of a module outside the layers, by the last part of its path."""
 _INSIDE: Final = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -24,7 +24,7 @@ _INSIDE: Final = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
-"""Path of a module inside a layer -> its name, for most architectures."""
+"""GGUF name of a module inside a layer, by its path there, for most architectures."""
 _FOUR_NORMS: Final = {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -33,9 +33,9 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
     "gemma2": _FOUR_NORMS, "gemma3_text": _FOUR_NORMS,
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
 }  # fmt: skip
-"""Model type -> names that differ from the usual ones."""
+"""GGUF names that differ from the usual ones, by model type."""
 CORRECTION: Final = "e_score_correction_bias"
-"""Last part of the name of a router's correction, a buffer."""
+"""Last part of the name of the correction bias of a router's scores, a buffer."""
 CORRECTIONS: Final = (CORRECTION, "exp_probs_b.bias")
 MODEL_TYPES: Final = (
     "llama",
@@ -56,12 +56,12 @@ MODEL_TYPES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor that a GGUF file has for a module of a model."""
+    """A tensor in a GGUF file, with the module of the model that it belongs to."""
 
     name: str
     module: str
     shape: tuple[int, ...]
-    """As torch has it: the slowest dimension first."""
+    """Shape in torch's order: the slowest dimension first."""
 
 
 def gguf_tensors(
@@ -70,7 +70,7 @@ def gguf_tensors(
     """Yield the tensors of a GGUF file for the parameters of a model; tied ones are stored once.
 
     Args:
-        parameters: path -> shape, of tied ones the first; corrections of routers among them.
+        parameters: shapes by path, with the first of tied parameters and the corrections of routers.
         transposed: whether stacks of experts are [experts, inputs, outputs], as those of gpt-oss.
 
     Raises:
@@ -96,7 +96,7 @@ def gguf_tensors(
 
 
 def _stack(block: str, module: str, last: str, shape: tuple[int, ...], transposed: bool) -> Iterator[GgufTensor]:
-    """Yield the tensors of a stack of experts; a fused gate and up projection becomes two tensors."""
+    """Yield the GGUF tensors for a stack of experts; a fused gate and up projection becomes two tensors."""
     is_bias = last.endswith("_bias")
     experts, rows = shape[0], shape[2 if transposed and not is_bias else 1]
     columns = () if is_bias else (shape[1 if transposed else 2],)
@@ -108,7 +108,7 @@ def _stack(block: str, module: str, last: str, shape: tuple[int, ...], transpose
 
 
 def split_latents(tensor: GgufTensor, nope: int, value: int) -> Iterator[GgufTensor]:
-    """Yield a tensor, or the two that newer files have for the keys and the values of latent attention.
+    """Yield a tensor; split an up-projection of latent attention into keys and values, as newer GGUF files store it.
 
     Args:
         nope: width of the keys of a head that are not rotated.

@@ -15,7 +15,7 @@ from costproof.ledger.files import json_in, read_json
 from costproof.storage.tensors import BLOCKS, StoredTensor, require_dtype
 
 _LONGEST_HEADER: Final = 2**25
-"""Bytes: DeepSeek-V3's 163 headers have 12 million in all."""
+"""Limit on the bytes of a header; DeepSeek-V3's 163 headers have 12 million bytes in all."""
 _MOST_TENSORS: Final = 2**21
 _MODEL: Final = "model.safetensors"
 
@@ -25,7 +25,7 @@ GGUF_TYPES: Final[dict[int, str]] = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-"""Number of a type in a GGUF file -> its name (constants of gguf-py)."""
+"""Name of a GGUF tensor type, by its number in the file (constants of gguf-py)."""
 _ALIGNMENT: Final = "general.alignment"
 _USUAL_ALIGNMENT: Final = 32
 _MOST_ALIGNMENT: Final = 2**20
@@ -33,7 +33,7 @@ _MOST_ALIGNMENT: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class FileSection:
-    """A part of a file that holds no tensor data, with its bytes."""
+    """A section of a file without tensor data, with its bytes."""
 
     name: str
     bytes: int
@@ -41,13 +41,13 @@ class FileSection:
 
 @dataclass(frozen=True, slots=True)
 class HeaderTensor:
-    """A tensor as the header of a file states it."""
+    """A tensor as described in the header of a file."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     bytes: int
-    """Bytes of its data: in safetensors the difference of its offsets, in GGUF its blocks."""
+    """Bytes of the tensor's data: in safetensors the difference of its offsets, in GGUF those of its blocks."""
 
     @property
     def elements(self) -> int:
@@ -56,7 +56,7 @@ class HeaderTensor:
 
 
 def read_header(file: Path) -> tuple[HeaderTensor, ...]:
-    """Return the tensors of a safetensors or GGUF file, without its data; a file that ends after its header will do.
+    """Read the tensors that the header of a safetensors or GGUF file describes; the tensor data may be missing.
 
     Raises:
         BadInput: it is not such a file, or its header contradicts itself.
@@ -78,7 +78,7 @@ def read_header(file: Path) -> tuple[HeaderTensor, ...]:
 
 
 def read_checkpoint(folder: Path) -> dict[str, tuple[HeaderTensor, ...]]:
-    """Return the tensors of a folder by file.
+    """Read the headers of all checkpoint files in a folder; return the tensors of each file.
 
     As in transformers, ``model.safetensors`` comes first, then the shards of ``model.safetensors.index.json``; else
     those of another index, all safetensors, or all GGUF files.
@@ -129,7 +129,7 @@ def _no_header(file: Path, why: str) -> BadInput:
 
 
 def header_object(stream: IO[bytes], file: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file, which is eight bytes of length and a JSON object, without its metadata.
+    """Return the header of a safetensors file without its metadata: eight bytes of length, then a JSON object.
 
     Raises:
         BadInput: the file does not begin with such a header, or the header is too large.
@@ -144,9 +144,9 @@ def header_object(stream: IO[bytes], file: Path) -> dict[str, Any]:
 
 
 def _safetensors(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
-    """Yield the tensors of a safetensors file.
+    """Yield the tensors that the header of a safetensors file describes.
 
-    Offsets must be those of dtype and shape, and the tensors must lie one behind the other.
+    Offsets must agree with dtype and shape, and the tensors must be contiguous.
     """
     end = 0
     tensors = header_object(stream, file).items()
@@ -176,19 +176,24 @@ def _offsets(value: Any, file: Path) -> tuple[int, int]:
 
 
 def gguf_sections(file: Path) -> tuple[FileSection, ...]:
-    """Return the bytes of a GGUF file besides the data of its tensors: keys, the table of tensors, and alignment.
+    """Return the bytes of a GGUF file outside the tensor data: keys, the table of tensors, and alignment.
 
     Data begin at a multiple of ``general.alignment`` (32 bytes by default), and each tensor is filled up to one.
 
     Raises:
-        BadInput: as :func:`read_header`.
+        BadInput: as :func:`read_header`, or the file is longer than all of that.
     """
     with file.open("rb") as stream:
-        return _gguf(stream, file)[1]
+        tensors, sections = _gguf(stream, file)
+    most = sum(tensor.bytes for tensor in tensors) + sum(section.bytes for section in sections)
+    if (size := file.stat().st_size) > most:
+        raise BadInput("the file has bytes outside of its tensors", where=str(file), expected=f"at most {most:,}",
+                       got=f"{size:,}")  # fmt: skip
+    return sections
 
 
 def _gguf(stream: IO[bytes], file: Path) -> tuple[tuple[HeaderTensor, ...], tuple[FileSection, ...]]:
-    """Read the tensors and the other sections of a GGUF file (version 2 or 3, little-endian); values are skipped."""
+    """Read the tensors and the other sections of a GGUF file (version 2 or 3, little-endian); skip metadata values."""
     reader = _GgufReader(stream)
     stream.read(4)
     version, tensors, pairs = reader.number("I"), reader.number("Q"), reader.number("Q")
@@ -205,14 +210,14 @@ def _gguf(stream: IO[bytes], file: Path) -> tuple[tuple[HeaderTensor, ...], tupl
         sections.append(FileSection(f"key {key}", stream.tell() - before))
     if not 0 < alignment <= _MOST_ALIGNMENT:
         raise _no_header(file, f"an alignment of {alignment} bytes")
-    before, found = stream.tell(), []
+    before, found, starts = stream.tell(), [], [0]
     for _ in range(tensors):
         name = reader.text()
         dimensions = reader.number("I")
         if dimensions > 8:
             raise _no_header(file, f"{name[:60]} with {dimensions} dimensions")
         shape = tuple(reader.number("Q") for _ in range(dimensions))
-        kind, _offset = reader.number("I"), reader.number("Q")
+        kind, offset = reader.number("I"), reader.number("Q")
         if kind not in GGUF_TYPES:
             require_dtype(f"GGUF type {kind}", f"{name[:60]} in {file.name}")
         dtype = GGUF_TYPES[kind]
@@ -225,6 +230,10 @@ def _gguf(stream: IO[bytes], file: Path) -> tuple[tuple[HeaderTensor, ...], tupl
                 got=shape[0],
             )
         found.append(HeaderTensor(name, dtype, shape[::-1], StoredTensor(name, dtype, shape).bytes))
+        if offset != starts[-1]:
+            raise BadInput("a tensor does not begin where the one before it ends", where=f"{name[:60]} in {file.name}",
+                           expected=f"byte {starts[-1]:,} of the data", got=f"{offset:,}")  # fmt: skip
+        starts.append(-(-(offset + found[-1].bytes) // alignment) * alignment)
     sections.append(FileSection("table of tensors", stream.tell() - before))
     filled = -stream.tell() % alignment + sum(-tensor.bytes % alignment for tensor in found)
     sections.append(FileSection(f"alignment to {alignment} bytes", filled))
@@ -232,21 +241,21 @@ def _gguf(stream: IO[bytes], file: Path) -> tuple[tuple[HeaderTensor, ...], tupl
 
 
 _UINT32: Final = 4
-"""Number of a type of values."""
+"""Number of the value type "32-bit unsigned integer" in GGUF metadata."""
 
 
 class _GgufReader:
-    """Reads values of a GGUF file, and checks each length against a limit."""
+    """Reader of values in a GGUF file, which checks each length against a limit."""
 
     _SIZES: Final = (1, 1, 2, 2, 4, 4, 4, 1, None, None, 8, 8, 8)
-    """Bytes of a value by its type: 8 is text, 9 an array."""
+    """Bytes of a metadata value by its type; types 8 (text) and 9 (array) have variable lengths."""
     _LONGEST: Final = 2**24
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
 
     def number(self, code: str) -> int:
-        """Return an unsigned integer: ``I`` has 32 bits, ``Q`` 64."""
+        """Read an unsigned integer; ``I`` has 32 bits, ``Q`` 64."""
         size = struct.calcsize(f"<{code}")
         found: int = struct.unpack(f"<{code}", self.stream.read(size))[0]
         return found

@@ -18,32 +18,32 @@ _REGULAR: Final = "re:"
 
 @dataclass(frozen=True, slots=True)
 class LinearModule:
-    """A linear layer, or embedding table, as the rules of a quantisation scheme see it."""
+    """A linear layer or embedding table with the properties that the rules of a quantisation scheme ask for."""
 
     path: str
-    """Path in the checkpoint: an expert has one of its own, ``model.layers.3.mlp.experts.0.gate_proj``."""
+    """Path in the checkpoint; every expert has one, such as ``model.layers.3.mlp.experts.0.gate_proj``."""
     kind: str = "Linear"
-    """Name of its class; ``Expert`` for a matrix of a stack."""
+    """Name of the module's class; ``Expert`` for a matrix in a stack of experts."""
     columns: int = 0
-    """Input features, or the width of a table."""
+    """Number of input features, or the width of an embedding table."""
     is_head: bool = False
-    """Whether it makes the logits, or shares its weights with the embedding."""
+    """Whether the module computes the logits, or shares its weights with the embedding table."""
     in_layers: bool = True
-    """Whether it is in a numbered layer."""
+    """Whether the module is in a numbered layer."""
     own_path: str = ""
-    """Path in the model, where that differs."""
+    """Path in the model, if it differs from the path in the checkpoint."""
     classes: tuple[str, ...] = ("Linear",)
-    """Names of its class and of those that it inherits from."""
+    """Names of the module's class and of its base classes."""
     rows: int = 0
-    """Output features."""
+    """Number of output features."""
     in_float32: bool = False
-    """Whether its class loads it in float32 whatever its dtype."""
+    """Whether the model's class loads the module in float32, whatever the model's dtype."""
     is_tied: bool = False
-    """Whether it is an output projection without weights of its own."""
+    """Whether the module is an output projection that uses the embedding's weights."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the paths under which lists of modules may name it: in the checkpoint, and in the model."""
+        """Return the paths under which configurations may list the module: in the checkpoint, and in the model."""
         return (self.path,) if self.own_path in ("", self.path) else (self.path, self.own_path)
 
 
@@ -58,21 +58,21 @@ def in_numbered_layer(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLayout:
-    """Differences between the module paths of a family in transformers and the names in its checkpoint."""
+    """Differences between module paths of a model family in transformers and the names in its checkpoints."""
 
     expert_layers: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """Gate, up and down projection of an expert."""
+    """Names of the gate, up and down projection of an expert."""
     renamed: tuple[tuple[str, str], ...] = ()
-    """Parts of module paths -> parts of the paths in the checkpoint, the first that matches."""
+    """Parts of module paths with their replacements in the checkpoint; the first that matches counts."""
     linear_class: str = "Linear"
-    """Class of the linear layers, except the output projection."""
+    """Class name of the linear layers, except the output projection."""
     inherited: tuple[tuple[str, str], ...] = ()
-    """End of the path of a module -> its class, where that inherits from the linear one."""
+    """Ends of module paths with the class of these modules, a subclass of the linear one."""
     in_float32: tuple[str, ...] = ()
-    """Parts of the paths of modules that the class loads in float32 whatever the dtype."""
+    """Parts of the paths of modules that the class loads in float32, whatever the model's dtype."""
 
     def classes(self, module: str) -> tuple[str, ...]:
-        """Return the class of a linear layer, and the one that it inherits from."""
+        """Return the class names of a linear layer: its subclass, if it has one, and the usual class."""
         return (*(name for end, name in self.inherited if module.endswith(end)), self.linear_class)
 
     def loads_in_float32(self, module: str) -> bool:
@@ -96,7 +96,7 @@ class Rule:
 
 
 class UnknownFormat(Exception):
-    """Raised for quantised weights whose layout is not known; states the format and the reason."""
+    """Raised for quantised weights whose storage layout is not known; states the format and the reason."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(name, why)
@@ -105,29 +105,30 @@ class UnknownFormat(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Quantisation scheme of a checkpoint: the format of each module, and what the formats depend on."""
+    """Quantisation scheme of a checkpoint: which module has which format, and properties that formats depend on."""
 
     method: str
     rules: tuple[Rule, ...] = ()
-    """The first that applies to a module decides."""
+    """Rules in order of priority: the first that applies to a module decides its format."""
     stacked: bool = False
-    """Whether the experts of a layer are one tensor of each kind, rather than linear layers."""
+    """Whether the experts of a layer are stored as stacked tensors, rather than as linear layers."""
     classes: tuple[str, ...] = ("Linear",)
-    """Classes that rules apply to, with all that inherit from them."""
+    """Classes that the rules apply to, including their subclasses."""
     float32: bool = False
-    """Whether the checkpoint has in float32 what the class of the model loads so."""
+    """Whether the checkpoint stores in float32 the modules that the model's class loads in float32."""
     named: tuple[str, ...] = ()
-    """Paths of modules with settings of their own; one that the model does not have leaves the layout unknown."""
+    """Paths of modules with individual settings; if the model lacks such a module, the layout is unknown."""
     names_experts: bool = False
-    """Whether a list or a pattern may name single experts of a stack."""
+    """Whether a list or a pattern of module names may match single experts of a stack."""
     cache: str = ""
-    """Kind of scales that every attention stores for its quantised cache, as of
-    :func:`~costproof.storage.formats.cache_tensors`; empty: none."""
+    """Kind of scales that every attention stores for its quantised cache, one of
+    :func:`~costproof.storage.formats.cache_tensors`; empty: no scales.
+    """
     assumed: tuple[str, ...] = field(default=())
     """Assumptions about properties that no key of the configuration states."""
 
     def format_of(self, module: LinearModule) -> Format | None:
-        """Return the format of a linear layer or table; ``None`` if it is not quantised.
+        """Return the format of a linear layer or embedding table; ``None`` if it is not quantised.
 
         Raises:
             UnknownFormat: the library of the format refuses the shape, or the weights are those of the table.
@@ -147,15 +148,15 @@ class Scheme:
 
 
 PLAIN: Final = Scheme("")
-"""Nothing is quantised."""
+"""Scheme of a checkpoint without quantised weights."""
 
 
 def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Scheme:
-    """Return the scheme of a checkpoint.
+    """Read the quantisation scheme of a checkpoint from its configuration.
 
     Args:
         data: the configuration.
-        beside: file name -> content of the files beside it that describe quantisation.
+        beside: contents, by file name, of the files beside the configuration that describe quantisation.
         model_type: the type of the model, from which scale dtypes that no key states are known.
 
     Raises:
@@ -193,7 +194,7 @@ def _texts(described: Any) -> Iterator[str]:
 
 
 def _may_name_expert(text: str) -> bool:
-    """Return whether a name or pattern may apply to single experts of a stack."""
+    """Return whether a name or pattern may match single experts of a stack."""
     inside = re.sub(r"layers\W*\d+", "", text)
     return re.search(r"[\d\[(]", inside) is not None and ("experts" in text or text.startswith(("re:", "-:", "+:")))
 
@@ -202,14 +203,14 @@ _KEYS: Final = ("quantization_config", "compression_config", "quantization", "ex
 
 
 def scheme_keys(data: Data) -> dict[str, Any]:
-    """Return the part of a configuration that :func:`read_scheme` reads."""
+    """Return the keys of a configuration that :func:`read_scheme` reads, with their values."""
     found = {key: data[key] for key in _KEYS if key in data}
     inner = data.get("text_config")
     return found | ({"text_config": scheme_keys(inner)} if isinstance(inner, Mapping) else {})
 
 
 def _descriptions(data: Data) -> Iterator[tuple[str, Any]]:
-    """Yield (path, description) for each place in a configuration where transformers looks for quantisation."""
+    """Yield (path, quantisation settings) for each key of a configuration where transformers looks for them."""
     for prefix, part in (("$", data), ("$.text_config", data.get("text_config"))):
         for key in _KEYS[:3]:
             if isinstance(part, Mapping) and part.get(key):
@@ -240,7 +241,7 @@ def _number(described: Data, *keys: str, least: int = 1) -> int | None:
 
 
 def _bits(described: Data, method: str, widths: Sequence[int], *keys: str) -> int:
-    """Return the bits of an element, which must be one of ``widths``: those that the method can pack."""
+    """Return the number of bits of a weight; refuse widths that the method cannot pack."""
     bits = _number(described, *keys)
     if bits is None or bits not in widths:
         raise UnknownFormat(method, f"{bits} bits")
@@ -248,7 +249,7 @@ def _bits(described: Data, method: str, widths: Sequence[int], *keys: str) -> in
 
 
 def _names(described: Data, *keys: str) -> tuple[str, ...] | None:
-    """Return the list of names under a key; ``None`` if there is none."""
+    """Return the list of names under the first of these keys with a value; ``None`` if there is none."""
     value = next((described[key] for key in keys if described.get(key) is not None), None)
     if value is None:
         return None
@@ -265,11 +266,11 @@ def _compiled(pattern: str, method: str) -> re.Pattern[str]:
 
 
 def _kept_by_transformers(described: Data, keys: tuple[str, ...], end: str = "") -> Callable[[LinearModule], bool]:
-    """Return a predicate: whether transformers leaves a module unquantised.
+    """Return a predicate that tells whether transformers leaves a module unquantised.
 
     A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix of
-    the path with ``end``. Without a list the head is kept, and what shares its weights with the embedding. What the
-    class of the model loads in float32 is kept in any case.
+    the path with ``end``. Without a list the head and modules tied to the embedding are kept. Modules that the
+    class of the model loads in float32 are always kept.
     """
     names = _names(described, *keys)
     if names is None:
@@ -324,7 +325,7 @@ def _bitsandbytes(described: Data, model_type: str) -> Scheme:
 
 
 def _is_packable(module: LinearModule) -> bool:
-    """Return whether AutoGPTQ and AutoAWQ quantise a module: one inside a layer, but for the gate of a shared expert.
+    """Return whether AutoGPTQ and AutoAWQ quantise a module: it is inside a layer and not the gate of a shared expert.
 
     The gate has one row, and stays in 16 bits.
     """
@@ -368,7 +369,7 @@ def _gptq(described: Data, model_type: str) -> Scheme:
     left: tuple[re.Pattern[str], ...] = ()
 
     def rule(of: Format, pattern: re.Pattern[str]) -> Rule:
-        """Return the rule for the modules that a pattern matches, and none before it (GPTQModel, dynamic_get)."""
+        """Return the rule for modules that match this pattern and no exclusion before it (GPTQModel, dynamic_get)."""
         before = left
         return Rule(
             of,
@@ -398,7 +399,7 @@ def _gptq(described: Data, model_type: str) -> Scheme:
 
 
 def _mlx(described: Data, model_type: str) -> Scheme:
-    """Return the scheme of MLX: every matrix whose rows are whole groups, with settings per module.
+    """Return the scheme of MLX: quantise every matrix whose rows divide into groups; modules may have own settings.
 
     A vision tower is left as it is, as mlx-vlm does by default.
     """
@@ -427,7 +428,7 @@ def _mlx(described: Data, model_type: str) -> Scheme:
 
 
 def _mxfp4(described: Data, model_type: str) -> Scheme:
-    """Return the scheme of gpt-oss: only stacks of expert weights are MXFP4; the file's list of modules is ignored."""
+    """Return the scheme of gpt-oss: only stacks of experts are MXFP4; the configuration's module list is ignored."""
     if model_type != "gpt_oss":
         raise UnknownFormat("mxfp4", f"the layout is known of gpt_oss, not of {model_type}")
     return Scheme("mxfp4", (Rule(formats.Mxfp4(), lambda m: m.kind == "Expert"),), stacked=True)
@@ -501,7 +502,7 @@ def _target_order(name: str) -> tuple[bool, str]:
 
 
 def _compressed_cache(described: Data) -> str:
-    """Return the kind of scales of a quantised cache; empty without stored scales."""
+    """Return the kind of scales stored for a quantised cache; empty if no scales are stored."""
     scheme = described.get("kv_cache_scheme")
     if scheme is None or (isinstance(scheme, Mapping) and scheme.get("dynamic") is True):
         return ""
@@ -512,7 +513,7 @@ def _compressed_cache(described: Data) -> str:
 
 
 def _ranks(names: Iterable[str], method: str) -> tuple[Callable[[LinearModule], bool], ...]:
-    """Return predicates of decreasing priority: whether a module has one of these names, patterns or classes.
+    """Return three predicates, in order of priority: whether a module matches by exact name, by pattern, or by class.
 
     compressed-tensors prefers an exact name to a regular expression, and both to a class (match_targets).
     """
@@ -533,14 +534,14 @@ _COMPRESSED: Final[dict[str, Callable[[int, bool, str], bool]]] = {
     "nvfp4-pack-quantized": lambda bits, is_float, by: is_float and bits == 4 and by == "tensor_group",
     "mxfp4-pack-quantized": lambda bits, is_float, by: is_float and bits == 4 and by == "group",
 }
-"""Format of compressed-tensors -> predicate: whether it can store numbers of (bits, is float, strategy of scales)."""
+"""Predicate by compressed-tensors format: whether it can store numbers with (bits, is float, strategy of scales)."""
 _SCALES: Final = {"mxfp8-quantized": "torch.uint8", "nvfp4-pack-quantized": "torch.float8_e4m3fn",
                   "mxfp4-pack-quantized": "torch.uint8"}  # fmt: skip
-"""Layout -> the only dtype of scales that is known; others have none of their own."""
+"""Dtype of scales by layout, if the layout allows one; for other layouts the configuration may not state any."""
 
 
 def _compressed_format(group: Data, layout: str) -> Format:
-    """Return the storage format of a config group of compressed-tensors."""
+    """Return the storage format of one of the ``config_groups`` of compressed-tensors."""
     weights, inputs = group["weights"], group.get("input_activations") or {}
     bits, is_float = weights.get("num_bits", 8), weights.get("type", "int") == "float"
     size = weights.get("group_size")
@@ -575,9 +576,9 @@ def _compressed_format(group: Data, layout: str) -> Format:
 
 
 def _torchao(described: Data, model_type: str) -> Scheme:
-    """Return the scheme of torchao: one format for the linear layers outside of a list.
+    """Return the scheme of torchao: one format for all linear layers that the configuration does not exclude.
 
-    transformers quantises what is a linear layer in its class, of which experts were some until version 5.
+    transformers quantises the modules that are linear layers in its class; until version 5 these included experts.
     """
     stated = described.get("quant_type")
     stated = stated.get("default") if isinstance(stated, Mapping) else stated
@@ -595,7 +596,7 @@ def _torchao(described: Data, model_type: str) -> Scheme:
 
 
 def _torchao_format(config: Any) -> tuple[Format, int, int]:
-    """Return the format of a configuration of torchao, and the numbers that rows and columns must be multiples of."""
+    """Return the format in a torchao configuration, with the numbers that rows and columns must be multiples of."""
     kind, version, data = (config.get(key) for key in ("_type", "_version", "_data"))  # absent: version 1
     if version != 2 or not isinstance(data, Mapping):
         raise UnknownFormat("torchao", f"{kind} of version {version or 1}, which is not a safetensors layout")
@@ -634,7 +635,7 @@ def _torchao_format(config: Any) -> tuple[Format, int, int]:
 
 
 def _torchao_value(stated: Any, default: str) -> Any:
-    """Return the value of an enumeration or a dtype in a configuration of torchao."""
+    """Return the value of an enumeration or a dtype in a torchao configuration."""
     return stated.get("_data") if isinstance(stated, Mapping) else default if stated is None else str(stated).upper()
 
 
@@ -649,4 +650,4 @@ _READERS: Final[dict[str, Callable[[Data, str], Scheme]]] = {
     "compressed-tensors": _compressed,
     "torchao": _torchao,
 }
-"""Method -> the reader of its description and the model type."""
+"""Function that reads the scheme from a quantisation description and the model type, by method."""

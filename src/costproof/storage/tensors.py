@@ -26,16 +26,16 @@ BLOCKS: Final[dict[str, tuple[int, int]]] = {
     "IQ4_NL": (32, 18), "IQ3_S": (256, 110), "IQ2_S": (256, 82), "IQ4_XS": (256, 136), "IQ1_M": (256, 56),
     "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36), "Q1_0": (128, 18),
 }  # fmt: skip
-"""Type of GGUF -> weights in a block, and bytes of a block (constants of gguf-py).
+"""Weights in a block and bytes of a block, by GGUF type (constants of gguf-py).
 
 A block of Q8_1, a type of intermediate results that no file has, is that of ggml's C code: two factors in 2 bytes each,
 where older versions, and gguf-py still, have them in 4 (40 bytes).
 """
 
 DESCRIPTION: Final = "description"
-"""Purpose of a tensor that loading turns into attributes, so that no run holds it."""
+"""Purpose of a tensor that loading converts to attributes, so that a loaded model does not hold it."""
 STORED_AS: Final[dict[str, str]] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
-"""Dtype of a run -> dtype in a header."""
+"""Safetensors name of a floating-point dtype, by its name in torch."""
 
 
 def ceil_div(a: Size, b: Size) -> Size:
@@ -49,10 +49,10 @@ def ceil_div(a: Size, b: Size) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a checkpoint, or ``count`` equal ones."""
+    """A tensor of a checkpoint, or ``count`` tensors of equal shape and dtype."""
 
     name: str
-    """Full name, or the part after the path of its module."""
+    """Full name, or the name relative to the tensor's module."""
     dtype: str
     """A key of :data:`DTYPE_BITS`, or of :data:`BLOCKS`."""
     shape: tuple[Size, ...]
@@ -60,7 +60,7 @@ class StoredTensor:
     """``weight``, ``scale``, ``zero point``, ``index``, ``bias``, ``table`` or ``description``."""
     count: Size = 1
     stands_for: Size = 0
-    """Number of weights that each tensor holds in quantised form; 0 for a tensor that is not quantised."""
+    """Number of weights that a quantised tensor represents; 0 for an unquantised tensor."""
 
     @property
     def is_held(self) -> bool:
@@ -69,7 +69,7 @@ class StoredTensor:
 
     @property
     def elements(self) -> Size:
-        """Return the elements of all ``count`` tensors; a word that packs several weights is one element."""
+        """Return the number of elements of all ``count`` tensors; a word that packs several weights is one element."""
         return self.count * prod(self.shape)
 
     @property
@@ -87,15 +87,15 @@ class StoredTotals:
     """Numbers of tensors, elements and bytes of a checkpoint."""
 
     bytes: int
-    """Payload: all tensors without the header of the file."""
+    """Bytes of all tensors, without the headers of the files."""
     elements: int
     """Stored elements, including scales and packed words: the sum of the sizes in a header."""
     by_dtype: tuple[tuple[str, int], ...]
-    """Dtype -> elements, by name."""
+    """Pairs of a dtype and its number of elements, sorted by dtype."""
 
 
 def totals(tensors: Iterable[StoredTensor]) -> StoredTotals:
-    """Return the sums over tensors with integer shapes."""
+    """Return the totals of tensors with integer shapes."""
     elements, size = Counter[str](), 0
     for tensor in tensors:
         elements[tensor.dtype] += tensor.elements
@@ -104,7 +104,7 @@ def totals(tensors: Iterable[StoredTensor]) -> StoredTotals:
 
 
 def require_dtype(dtype: str, where: str) -> str:
-    """Check that the dtype in a header has a known size, and return it.
+    """Return the dtype in a header after a check that its size is known.
 
     Raises:
         Incomplete: it is not.

@@ -1,1 +1,1 @@
-"""Sources of graphs and counts that need torch: exports, traces, dispatcher modes, profilers and counters."""
+"""Count and measure models with torch: exports, traces, dispatch modes, profilers and third-party counters."""

@@ -45,16 +45,16 @@ from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import INSTALLED, OWN, digest, fingerprint, surroundings
 
 FOLDER: Final = "COSTPROOF_CACHE"
-"""The environment variable with the folder; empty disables the cache."""
+"""Name of the environment variable with the cache folder; empty disables the cache."""
 MOST_FILES: Final = 500
-"""Files of some 100 kB each; beyond this number the least recently read are deleted."""
+"""Maximum number of cached files, of some 100 kB each; the least recently read ones are deleted."""
 
 _SUFFIX: Final = ".json.gz"
 _NAME: Final = re.compile(r"[0-9a-f]{64}\.json\.gz")
 _GZIP: Final = 31
-"""``wbits`` of zlib for one gzip member with its checksum."""
+"""Argument ``wbits`` of zlib for a single gzip member with a checksum."""
 DAMAGED: Final = (OSError, zlib.error, ValueError, LookupError, CostproofError)
-"""Exceptions of reading a file that is missing, incomplete or not ours."""
+"""Exceptions raised when a cached file is missing, incomplete or written by another program."""
 
 _enabled: ContextVar[bool] = ContextVar("used", default=True)
 
@@ -80,7 +80,7 @@ def folder() -> Path | None:
 
 
 def cache_file(name: Callable[[], str | None]) -> Path | None:
-    """Return the path of a cached file, which need not exist, or ``None`` if it cannot be cached.
+    """Return the path of a cached file, which need not exist; ``None`` if the result cannot be cached.
 
     Args:
         name: returns the fingerprint; called only if the cache is enabled.
@@ -116,7 +116,7 @@ def _load_export(file: Path, name: str, job: ExportJob) -> Exported | None:
 
 
 def _save_export(file: Path, name: str, found: Exported) -> None:
-    """Cache an export if it equals the original when read back; a folder that cannot be written is skipped."""
+    """Cache an export if reading back gives an equal one; skip the file if the folder cannot be written."""
     try:
         data = json.dumps({"name": name, **_export_data(found)})
         same = _read_export(adapter(_StoredExport).validate_json(data, strict=True), found.job) == found
@@ -142,7 +142,7 @@ def load(file: Path) -> bytes:
 
 
 def save(file: Path, data: bytes) -> None:
-    """Write a file completely or not at all; a folder that cannot be written is skipped."""
+    """Write a file completely or not at all; skip it if the folder cannot be written."""
     with suppress(OSError, BadInput):
         if file.is_symlink() or written_in_place(file):
             file.unlink()  # a pipe or a device, which would block, or a link, which is not ours
@@ -169,7 +169,7 @@ def _export_data(found: Exported) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _StoredExport:
-    """Exported graph as JSON; pydantic validates the types."""
+    """An exported graph as JSON; pydantic validates the types."""
 
     name: str
     graph: StoredGraph
@@ -218,7 +218,7 @@ def check_configuration_file(target: object) -> None:
 
 
 _COMMAND: Final = "costproof"
-"""Name of the script of the command."""
+"""Name of the script that runs the ``costproof`` command."""
 _MAIN: Final = ("__main__", "__mp_main__")
 _PYTHON: Final = Path(os.__file__).resolve().parent
 
@@ -243,7 +243,7 @@ def cached_static_ledger(target: Exportable, workload: Workload, progress: Progr
 
 
 def _ledger_file(target: Exportable, workload: Workload) -> Path | None:
-    """Return the path of the cached ledger of this run, or ``None`` if it cannot be cached."""
+    """Return the path of the cached ledger of this run; ``None`` if the ledger cannot be cached."""
     own = "torch" not in sys.modules and _is_command() and not in_force()
     if not own or not isinstance(target, Configured):
         return None
@@ -258,13 +258,13 @@ def _is_command() -> bool:
 
 
 def _package_folders() -> list[list[Any]]:
-    """Return the folders of ``sys.path``, with the modification time of those of installed packages."""
+    """Return the folders of ``sys.path``, with the modification times of those with installed packages."""
     installed = {p for p in sys.path if INSTALLED & set(Path(p).parts) and Path(p).is_dir()}
     return [[p, os.stat(p).st_mtime_ns if p in installed else None] for p in sys.path]
 
 
 def _loaded_files() -> dict[str, list[int]] | None:
-    """Return file -> (modification time, size) of all loaded modules; ``None`` if one is outside installed packages."""
+    """Return (modification time, size) of all loaded modules by file; ``None`` if one is outside installed packages."""
     found: dict[str, list[int]] = {}
     for name, module in tuple(sys.modules.items()):
         place = getattr(module, "__file__", None)
@@ -283,11 +283,11 @@ def _stamp(place: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _StoredLedger:
-    """Ledger as JSON; pydantic validates the types."""
+    """A ledger as JSON; pydantic validates the types."""
 
     name: str
     files: dict[str, list[int]]
-    """Path of each package file whose code was loaded -> its stamp, from :func:`_loaded_files`."""
+    """Stamp from :func:`_loaded_files`, by path of each package file with loaded code."""
     ledger: Ledger
 
 
@@ -302,7 +302,7 @@ def _load_ledger(file: Path) -> Ledger | None:
 
 
 def _save_ledger(file: Path, found: Ledger) -> None:
-    """Cache a ledger if it equals the original when read back."""
+    """Cache a ledger if reading back gives an equal one."""
     files = _loaded_files()
     if files is None:
         return

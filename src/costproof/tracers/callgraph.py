@@ -1,6 +1,6 @@
 """Build the callgraph of a capture from its traced runs, with the settings that decided the shapes of each module.
 
-Of torch's own layers a table lists every size. For all other classes three rules apply to the class and its
+A table lists every size of torch's own layers. For all other classes three rules apply to the class and its
 constructor:
 
 1. attributes named like a constructor argument or like a size (``hidden_size``, ``num_heads``);
@@ -34,11 +34,11 @@ def call_graph(
     *,
     all_calls: bool = False,
 ) -> CallGraph:
-    """Return the callgraph of several runs of one model, in order; calls are numbered across runs.
+    """Return the callgraph of several runs of one model, in order, with calls numbered across runs.
 
     Args:
-        operators: innermost module -> operator -> calls, from the operator trace.
-        feeds: (a, b) -> how often a result of a entered b, from the operator trace.
+        operators: numbers of calls by innermost module and operator, from the operator trace.
+        feeds: by (a, b), how often a result of a entered b, from the operator trace.
         all_calls: include inputs and outputs of every call, if the runs recorded them.
     """
     model = hooked[0].run.model
@@ -95,7 +95,7 @@ _MAX_ITEMS: Final = 64
 
 
 def constructor_params(module: nn.Module) -> dict[str, ConstructorValue]:
-    """Return the settings that decided the module's parameter shapes, by name. Tuples of integers stay tuples."""
+    """Return the settings that determined a module's parameter shapes, by name; tuples of integers stay tuples."""
     names = next((_told()[kind] for kind in type(module).__mro__ if kind in _told()), ())
     found = _given(module, names)
     own = type(module).__module__.partition(".")[0] == "torch"
@@ -105,7 +105,7 @@ def constructor_params(module: nn.Module) -> dict[str, ConstructorValue]:
 
 
 def setting(value: object) -> Any:
-    """Return the value of a module's attribute as plain data, ``_UNKNOWN`` otherwise.
+    """Return the value of a module's attribute as plain data; ``_UNKNOWN`` for other values.
 
     Plain data are ``None``, a boolean, a number, a text, or a short sequence of integers.
     """
@@ -148,7 +148,7 @@ def _is_size(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _constructor(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the argument names of a constructor, and the attribute names that it and those of base classes use."""
+    """Return the argument names of a class's constructor, and the names that it and base constructors use."""
     try:
         arguments = frozenset(inspect.signature(kind.__init__).parameters)
     except (TypeError, ValueError):
@@ -159,7 +159,7 @@ def _constructor(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=1)
 def _told() -> Mapping[type, tuple[str, ...]]:
-    """Return class -> names of the constructor arguments that torch's own layers keep as attributes."""
+    """Return, by class, the names of constructor arguments that torch's own layers keep as attributes."""
     from torch import nn
     from torch.nn.modules import batchnorm, conv, pooling, rnn
 
@@ -197,7 +197,7 @@ def _told() -> Mapping[type, tuple[str, ...]]:
 
 
 def _given(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the named attributes that a module has; ``bias`` is replaced by whether there is one."""
+    """Return the values of these attributes, as far as a module has them; ``bias`` is whether the module has a bias."""
     found = {name: setting(getattr(module, name)) for name in names if has_attribute(module, name)}
     if "bias" in names:
         bias = attribute(module, "bias", attribute(module, "in_proj_bias", None))

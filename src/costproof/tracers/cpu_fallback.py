@@ -1,4 +1,4 @@
-"""Trace a run on the meta device, or on the CPU if the model needs concrete values; explain why a model does not run.
+"""Trace a run on the meta device, or on the CPU if the model needs concrete values, and explain failures.
 
 An explanation has the innermost failing module, its input and what it accepts.
 """
@@ -38,14 +38,14 @@ class FallbackTrace:
     """Traces of one run by TorchLens and by hooks, on meta or, after a fallback, on the CPU."""
 
     run: Run
-    """The run that was traced, which is another one after a fallback."""
+    """The traced run, which after a fallback is not the requested one."""
     forward: TracedForward
     hooks: Hooked
     notes: tuple[str, ...] = ()
 
 
 def trace_run(run: Run, *, all_calls: bool = False) -> FallbackTrace:
-    """Trace a run on meta; if that fails and the run allows it, on the CPU, with its own values or with ones.
+    """Trace a run on meta or, if that fails and the run allows it, on the CPU with its own values or with ones.
 
     Fake tensors on the CPU would be an intermediate step, but TorchLens refuses them.
 
@@ -120,7 +120,7 @@ def _numbered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return nested values with ``change`` applied to every tensor; containers and objects (a cache) are copied."""
+    """Apply ``change`` to every tensor in nested values; containers and objects such as a cache are copied."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -138,7 +138,7 @@ def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def explain_failure(run: Run) -> Incomplete | None:
-    """Run the model; return an error that locates the failure, or ``None`` if it runs or only lacks concrete values."""
+    """Run a model, and return an error that locates its failure; ``None`` if it runs or only lacks concrete values."""
     import torch
 
     from costproof.patches.tensor import REFUSE_GRADIENTS, GradientTaken
@@ -197,7 +197,7 @@ def _left(entered: list[tuple[str, nn.Module, list[torch.Tensor]]]) -> None:
 
 
 def accepted_inputs(module: nn.Module) -> str:
-    """Return the input that a module accepts, as text, if its class or parameters determine it; else an empty text."""
+    """Return a text on the input that a module accepts, if its class or parameters determine it; else an empty text."""
     from torch import nn
 
     match module:

@@ -25,17 +25,17 @@ from costproof.ledger.progress import Progress, silent
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _TIMES: Final = 5
 _SPREAD: Final = 250_000_000
-"""Shortest duration, in ns, over which a rate is measured, as a shared processor may be slow for a while."""
+"""Least duration in nanoseconds over which a rate is measured, since a shared CPU may be slow for a while."""
 _LONG: Final = 50_000_000
-"""Nanoseconds of a matrix product from which on a larger one reaches no higher rate."""
+"""Nanoseconds of a matrix product above which a larger product reaches no higher rate."""
 _SMALLEST: Final = 512
 _LARGEST: Final = 16_384
 _COPIED: Final = {"cpu": 2**28, "cuda": 2**30}
-"""Device -> bytes that are copied and read to measure the bandwidth: more than any cache holds."""
+"""Bytes that are copied and read to measure the bandwidth, by device; more than any cache has."""
 _IMAGES: Final = {"cpu": 16, "cuda": 1024}
-"""Batch size of a convolution."""
+"""Batch size of the measured convolution."""
 _HIGH: Final = 16
-"""Height and width of the images of the convolution; a twelfth of the positions under its kernel are padding."""
+"""Height and width of the images of the measured convolution; a twelfth of its kernel positions are padding."""
 _ROWS: Final = 8_192
 _HERE: Final = "here"
 _TF32: Final = "tf32"
@@ -43,10 +43,10 @@ _PHASE: Final = "machine"
 
 
 def measure_device(run: str, name: str, dtypes: Iterable[str] = DTYPES, progress: Progress = silent) -> Device:
-    """Measure the device of this machine.
+    """Measure the peak rates and the memory bandwidth of this machine's CPU or GPU.
 
     Args:
-        run: ``cpu`` or ``cuda``, the current one.
+        run: ``cpu``, or ``cuda`` for the current GPU.
         name: name of the device in the file.
         dtypes: dtypes to measure; with float32 also TF32, where the device has it.
         progress: called with the steps.
@@ -74,12 +74,12 @@ def measure_device(run: str, name: str, dtypes: Iterable[str] = DTYPES, progress
 
 
 def device_title(run: str) -> str:
-    """Return the name that the manufacturer gives a GPU, or the kind of a processor."""
+    """Return the manufacturer's name of a GPU, or the kind of CPU."""
     return torch.cuda.get_device_name() if run == "cuda" else f"{platform.machine()} processor, {os.cpu_count()} cores"
 
 
 def _peak(run: str, dtype: str) -> DevicePeak | None:
-    """Return the best FLOP/s of several matrix products and a convolution; ``None`` if torch lacks the dtype."""
+    """Return the best FLOP/s over several matrix products and a convolution; ``None`` if torch lacks the dtype."""
     found: list[tuple[int, str]] = []
     arithmetic = f", of float32 {'in TF32' if dtype == _TF32 else 'without TF32'}"
     said = arithmetic if run == "cuda" and dtype in ("float32", _TF32) else ""
@@ -103,7 +103,7 @@ def _peak(run: str, dtype: str) -> DevicePeak | None:
 
 @contextmanager
 def _float32_in(dtype: str) -> Iterator[None]:
-    """Allow or forbid TF32 for products of float32, in matrix products and in convolutions alike."""
+    """Allow or forbid TF32 for float32 products while the block runs, in matrix products and convolutions."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if dtype == _TF32 else "highest")
     torch.backends.cudnn.allow_tf32 = dtype == _TF32
@@ -124,7 +124,7 @@ def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[
 
 
 def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], Any]]:
-    """Return (FLOPs, description, function that runs it) of a convolution.
+    """Return (FLOPs, description, function that runs it) for a convolution.
 
     Padding counts, though kernels may skip it.
     """
@@ -136,7 +136,7 @@ def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], A
 
 
 def _bandwidth(run: str) -> DeviceFigure:
-    """Return the higher bandwidth of copying and reading: a copy also reads the memory that it writes."""
+    """Return the higher bandwidth of copying and reading; a copy also reads the memory that it writes."""
     size = _COPIED[run]
     a, b = (torch.ones(_ROWS, size // _ROWS // 4, device=run) for _ in range(2))
     copied, copies = _fastest(run, partial(b.copy_, a))
@@ -161,7 +161,7 @@ def _memory(run: str) -> DeviceFigure | None:
 
 
 def _fastest(run: str, work: Callable[[], Any], spread: int = _SPREAD) -> tuple[int, int]:
-    """Return the fastest of several warm runs in nanoseconds, and the number of runs.
+    """Return the nanoseconds of the fastest of several runs after a warm-up, and the number of runs.
 
     Args:
         spread: least nanoseconds of all runs together.

@@ -1,4 +1,4 @@
-"""Trace a run at the dispatcher: a model whose tensors are nested, or distributed over the ranks of a group.
+"""Trace a run with nested or distributed tensors at the dispatcher, where operators take local tensors or rows.
 
 TorchLens wraps functions of Python, where a distributed tensor has the size of the whole model. Below, each operator
 takes the local tensors of one rank, or the rows of a nested tensor, and collectives are operators too. Three kinds of
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 _COMPOSED: Final = frozenset({"DTensor", KIND})
-"""Classes of tensors that consist of others, on which their operators run."""
+"""Tensor classes that run their operators on inner tensors."""
 _FAKE: Final = "FakeTensor"
 _VIEWS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-"""What would return a view of a nested tensor as another object than the one that is recorded."""
+"""Dispatch key that would return a view of a nested tensor as another object than the recorded one."""
 _GROUPS: Final = ("c10d", "_c10d_functional", "_dtensor")
 """Namespaces of collectives."""
 _WHOLE: Final[Mapping[str, Any]] = {
@@ -50,11 +50,11 @@ _WHOLE: Final[Mapping[str, Any]] = {
     "matmul": torch.ops.aten.matmul.default,
     "__matmul__": torch.ops.aten.matmul.default,
 }
-"""Functions, by name since TorchLens wraps them, that are recorded as one operator; the dispatcher sees their parts."""
+"""Functions that are recorded as one operator, although the dispatcher sees their parts, by their name in TorchLens."""
 
 
 def trace_dispatched(run: Run) -> TracedForward:
-    """Run a model once and return its operators as the dispatcher sees them.
+    """Run a model once, and return the operators that the dispatcher sees.
 
     Raises:
         Incomplete: the model cannot run.
@@ -86,7 +86,7 @@ def _kinds(types: Any) -> set[str]:
 
 
 class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatcher mode that records operators on local tensors."""
+    """Dispatch mode that records operators on ordinary and local tensors."""
 
     def __init__(self, model: nn.Module, kwargs: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,9 +96,9 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[tuple[str, int]] = []
         self._counts = Counter[str]()
         self._values: dict[int, Value] = {}
-        """``id`` of a tensor -> its value."""
+        """Recorded value of a tensor, by ``id`` of the tensor."""
         self._kept: list[Any] = []
-        """Keeps recorded tensors alive, so that no other one gets the id of one."""
+        """Recorded tensors, kept alive so that no other tensor gets the id of one."""
         self.muted = 0
         for name, parameter in self.paths.parameters.items():
             self._given(getattr(parameter, "_local_tensor", parameter), "param", name)
@@ -124,7 +124,7 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._gathered(inner, f"{path}.{name}" if path else name)
 
     def _gathered(self, module: nn.Module, path: str) -> None:
-        """Record the parameters of a module, which may have been gathered since it was built."""
+        """Record the current parameters of a module, which may have been gathered since the recorder was created."""
         for leaf, parameter in module._parameters.items():
             if parameter is not None and type(parameter).__name__ != KIND:
                 local = getattr(parameter, "_local_tensor", parameter)
@@ -147,7 +147,7 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def whole(self, operator: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function, and record it as one operator."""
+        """Call a function, and record the call as one operator."""
         given = self._arguments(operator, args, kwargs)
         with self._mute():
             result = function(*args, **kwargs)
@@ -163,7 +163,7 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.muted -= 1
 
     def _arguments(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the arguments of a call as values; before it runs, since it may write to them."""
+        """Describe the arguments of a call before it runs, since it may overwrite them."""
         tensors, attrs, names = split_arguments(func._schema, args, kwargs, self._tensors, _plain)
         if func.namespace in _GROUPS and (place := _group_place(func, args, kwargs)):
             attrs[GROUP_SIZE], attrs[GROUP_RANK] = place
@@ -202,7 +202,7 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
 
     def graph(self, result: Any) -> Graph:
-        """Return the recorded operators with the results of the run."""
+        """Return the graph of the recorded operators and the run's results."""
         cached = {id(t) for t in states(*caches_of(result).values())}
         found = [rows_of(leaf) for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         known = [(id(t) in cached, self._values[id(t)]) for t in found if id(t) in self._values]
@@ -212,7 +212,7 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _WholeFunctions(TorchFunctionMode):
-    """Function mode that hands some functions on local tensors to the recorder as one operator."""
+    """Function mode that makes the recorder treat some functions on local tensors as one operator."""
 
     def __init__(self, log: _OperatorRecorder) -> None:
         super().__init__()
@@ -229,12 +229,12 @@ class _WholeFunctions(TorchFunctionMode):
 
 
 def _plain(argument: Any) -> Any:
-    """Return an argument other than a tensor as plain data; a process group becomes the name of its type."""
+    """Return an argument without tensors as plain data; a process group becomes the name of its type."""
     return plain_value(argument) if not isinstance(argument, torch.ScriptObject) else type(argument).__name__
 
 
 def _group_place(func: Any, args: Any, kwargs: Any) -> tuple[int, int] | None:
-    """Return the number of ranks in the group of a collective, which its arguments name or hold, and our place."""
+    """Return the number of ranks in a collective's process group and this rank's index; ``None`` without a group."""
     from torch.distributed import ProcessGroup, distributed_c10d
 
     arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs

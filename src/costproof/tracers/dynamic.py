@@ -1,4 +1,4 @@
-"""The dynamic source: costs from traces of the running model, checked by a second tracer."""
+"""The dynamic source: compute costs from traces of the running model, checked by a second tracer."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ if TYPE_CHECKING:
     import torch
 
 BuiltRuns = tuple[Built, tuple[Run, ...]]
-"""A model, and its forwards."""
+"""A built model, and its forwards."""
 UNREAD: Final = "kept scores are not compared where an error ended the reading of a mask, in"
 UNUSED: Final = "no operator reads a parameter of "
-"""Prefix of the note on modules that the inputs leave unused."""
+"""Prefix of the note on modules whose parameters no operator reads."""
 NUMPY: Final = "numpy"
 GONE: Final = "the numbers of a tensor went to NumPy, and nothing sees what is computed there"
 _REPEATED: Final = {"cpu": 4, "cuda": 32}
-"""Untraced forwards that are compared with each other where a traced one returns other logits.
+"""Maximum number of untraced forwards to compare where a traced forward returned other logits, by device.
 
-Additions of a GPU that happen in any order may agree several times.
+Atomic additions on a GPU may agree several times.
 """
 _ENOUGH: Final = 10.0
-"""Seconds of repeated forwards on a processor after which no further ones are compared."""
+"""Seconds of repeated forwards on a CPU after which the comparison stops."""
 _MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicResult:
-    """The dynamic ledger of a target, and everything else that its traced runs show."""
+    """The dynamic ledger of a target, and all other results of its traced runs."""
 
     ledger: Ledger
     callgraph: CallGraph
     trace_check: TraceCheck
     judge: Ledger
-    """FLOPs of the same runs by the formulas of ``FlopCounterMode``."""
+    """FLOPs of the same runs by the formulas of torch's ``FlopCounterMode``."""
     run: RunRecord
     forwards: dict[str, tuple[CostNode, ...]]
-    """Run -> the nodes of that forward only."""
+    """Cost nodes of each single run, by run."""
     by_values: bool = False
-    """Whether values of tensors decided a size or a branch of a run."""
+    """Whether tensor values decided a size or a branch of a run."""
     measured: Measured | None = None
     """Measured times; ``None`` without ``--profile``."""
     chrome_trace: str = ""
@@ -89,14 +89,14 @@ class _TracedRuns:
     notes: list[str]
     tally: LedgerBuilder = field(default_factory=LedgerBuilder)
     packed: PackedReads = field(default_factory=PackedReads)
-    """Reads of runs that are one packed call."""
+    """Reads of runs that are parts of one packed call."""
     operators: dict[str, Counter[str]] = field(default_factory=dict)
-    """Path of the innermost module -> operator -> number of calls."""
+    """Number of calls, by path of the innermost module and by operator."""
     feeds: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(a, b) -> how often a result of module a entered module b."""
+    """How often a result of module a entered module b, by (a, b)."""
     hooks: list[Hooked] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
-    """Differences between TorchLens and the hooks, and between the bits of traced and untraced outputs."""
+    """Differences between TorchLens and the hooks, and between bits of traced and untraced outputs, as sentences."""
     records: list[TracedRun] = field(default_factory=list)
     forwards: dict[str, tuple[CostNode, ...]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
@@ -104,10 +104,10 @@ class _TracedRuns:
     judged: list[tuple[int | None, Counts]] = field(default_factory=list)
     without_formula: list[UnknownOp] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
-    """Parameters that an operator reads."""
+    """Names of the parameters that an operator reads."""
 
     def add(self, run: Run, *, all_calls: bool) -> None:
-        """Trace a run, cost its operators, and add the results to the sums."""
+        """Trace a run, compute the costs of its operators, and add the results to the sums."""
         with gc_disabled():
             with record_output(run) as results, run.around():
                 found = trace_run(run, all_calls=all_calls)
@@ -148,7 +148,7 @@ class _TracedRuns:
     def _cost(
         self, traced: TracedForward, work: CostedGraph, hooks: Hooked, pairs: PairCounter
     ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
-        """Return the cost nodes of a traced run and its operators without a known cost.
+        """Return the cost nodes of a traced run, and its operators without a known cost.
 
         The bytes by which the cache grows come from the hooks, since the trace does not show them.
         """
@@ -169,7 +169,7 @@ class _TracedRuns:
 
 
 def build_runs(target: Runnable, workload: Workload, progress: Progress = silent) -> BuiltRuns:
-    """Return the model of a target and its forwards, ready to run.
+    """Build the model of a target and its forwards, ready to run.
 
     Raises:
         Problems: the checkpoint does not fit the model.
@@ -189,7 +189,7 @@ def dynamic_ledger(
     all_calls: bool = False,
     ready: BuiltRuns | None = None,
 ) -> DynamicResult:
-    """Trace the prefill and decode steps of the whole model on meta and cost the operators that ran.
+    """Trace the prefill and decode steps of the whole model on meta, and compute the costs of the operators that ran.
 
     Of many decode steps the first, one in the middle and the last are traced. Costs per step must
     lie on the straight line through first and last; then the sum over all N is N (first + last) / 2.
@@ -262,7 +262,7 @@ def dynamic_ledger(
 
 
 def _groups(run: Run) -> Groups:
-    """Return, for each group of modules that are counted together (experts), the rows that each expert received."""
+    """Return the number of rows that each expert received, by group of modules that are counted together."""
     return {group: run.expert_tokens[group] for group in run.groups}
 
 
@@ -276,7 +276,7 @@ def _unknown_nodes(nodes: Iterable[CostNode], missing: Iterable[UnknownOp]) -> I
 
 
 def compare_tracers(traced: TracedForward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
-    """Return the modules and the call edges seen in a run, and each disagreement of TorchLens with the hooks."""
+    """Return the modules and call edges seen in a run, and each disagreement between TorchLens and the hooks."""
     calls = Counter(c.module or ROOT for c in traced.graph.calls)
     edges = Counter((c.parent[0] or ROOT, c.module) for c in traced.graph.calls if c.parent is not None)
     # TorchLens has no record of a call that returns no tensor, such as an Identity of None or a check of sizes.
@@ -305,13 +305,13 @@ def record_output(run: Run) -> Iterator[list[Any]]:
 
 
 def _logits(output: Any) -> torch.Tensor:
-    """Return the logits of a forward, or the first output of a model without a head."""
+    """Return the logits in a forward's output, or the first output of a model without a head."""
     logits: torch.Tensor = output.logits if hasattr(output, "logits") else output[0]
     return logits
 
 
 def output_differences(run: Run, results: list[torch.Tensor]) -> list[str]:
-    """Return a sentence for each traced forward whose output differs in any bit from that of the untraced one."""
+    """Return a sentence for each traced forward whose output differs in any bit from the untraced forward's."""
     import torch
 
     return [
@@ -322,7 +322,7 @@ def output_differences(run: Run, results: list[torch.Tensor]) -> list[str]:
 
 
 def repeats(run: Run) -> bool:
-    """Return whether two untraced forwards return the same bits; with atomic additions on a GPU they may not."""
+    """Return whether untraced forwards return equal bits; with atomic additions on a GPU they may not."""
     import torch
 
     first, began = None, monotonic()
@@ -345,14 +345,14 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def without_unfused_if_chosen(ledger: Ledger, target: Target, workload: Workload, *, grouped: bool = False) -> Ledger:
-    """Return the ledger without the metric ``UNFUSED`` if the run's operators may differ from those of the formulas.
+    """Remove the metric ``UNFUSED`` from a ledger if the run's operators may differ from those of the formulas.
 
     Routed experts depend on data and so do the bytes that the operators of their loop move; a device chooses operators
     too; and one operator of a run may be several in an export, or none. Only formulas define which ones there are.
 
     Args:
-        grouped: experts are counted together (``Run.groups``). Then the formulas describe exactly that loop, and code
-            that does not depend on the device.
+        grouped: whether experts are counted together (``Run.groups``). Then the formulas describe exactly that loop,
+            and code that does not depend on the device.
     """
     chosen = workload.experts == "eager" or options_of(target).device != "meta"
     comparable = isinstance(target, WithFormulas) and (grouped or not chosen)

@@ -45,26 +45,26 @@ from costproof.tracers.timing import (
 )
 
 _PASSES: Final = {"cuda": 3, "cpu": 1}
-"""Profiled runs with hooks at stage boundaries only; the median of each part is used."""
+"""Number of profiled runs with hooks at stage boundaries only, by device; the median of each time is used."""
 _ROUNDS: Final = 8
-"""Rounds in which host times and the waiting that follows from them are made to agree."""
+"""Number of iterations in which host times and the resulting waiting times are made consistent."""
 _SPACED: Final = 20
-"""Number of launches that are each measured on an idle device."""
+"""Number of launches that are measured, each on an idle device."""
 _CHAIN: Final = 200
-"""Number of operators that are enqueued in a row, fewer than the queue of a device holds."""
+"""Number of operators enqueued in a row, fewer than the device's queue has room for."""
 
 StagePiece = tuple[Stage, tuple[EnqueuedCall, ...]]
-"""A stage and its calls until the next stage boundary."""
+"""A stage, with its calls up to the next stage boundary."""
 EagerForward = tuple[StagePiece, ...]
-"""The calls of a forward in their order, cut at stage boundaries; see :data:`costproof.estimate.clocks.Forward`."""
+"""The calls of a forward in order, split at stage boundaries; see :data:`costproof.estimate.clocks.Forward`."""
 
 
 def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = silent) -> dict[str, EagerForward]:
-    """Profile each forward; return, by run, its calls on both clocks. Empty if the profiler sees no GPU kernels.
+    """Profile each forward; return its calls on the clocks of host and device, by run; empty without GPU kernels.
 
     Args:
         runs: the forwards.
-        host: (run, stage) -> host time in runs without a profiler, see :func:`.timing.time_stage_clocks`.
+        host: host time in runs without a profiler by (run, stage), see :func:`.timing.time_stage_clocks`.
 
     Raises:
         Incomplete: the profiler lost events.
@@ -91,7 +91,7 @@ def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = sil
 
 
 def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
-    """Run a forward under the profiler; return its calls, divided at the boundaries of these modules."""
+    """Run a forward under the profiler; return its calls, split at the boundaries of these modules."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda = timed_device(run.model) == "cuda"
@@ -116,7 +116,7 @@ def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
 
 
 def _joined(pieces: Iterable[ProfiledPiece]) -> list[ProfiledPiece]:
-    """Join consecutive pieces of one stage; Python time at the end of one is added to the next call."""
+    """Join consecutive parts of one stage; Python time at the end of a part is added to the next call."""
     found: list[ProfiledPiece] = []
     for piece in pieces:
         calls = list(piece.calls)
@@ -135,7 +135,7 @@ def _joined(pieces: Iterable[ProfiledPiece]) -> list[ProfiledPiece]:
 
 
 def _combine(everywhere: list[ProfiledPiece], at_stages: Sequence[list[ProfiledPiece]]) -> list[ProfiledPiece]:
-    """Return the median times of runs with hooks at stage boundaries, with modules from the run with all hooks."""
+    """Return median call times of runs with hooks at stage boundaries only, with modules from a run with all hooks."""
     if any([(p.place[0], p.names) for p in one] != [(p.place[0], p.names) for p in everywhere] for one in at_stages):
         return everywhere
     return [
@@ -157,7 +157,7 @@ def _median(call: EnqueuedCall, same: Sequence[EnqueuedCall]) -> EnqueuedCall:
 
 @dataclass(frozen=True, slots=True)
 class _ProfiledStage:
-    """Host time of a stage under the profiler, and whether it waits for the device."""
+    """Host time of a stage under the profiler, and whether the stage waits for the device."""
 
     spent: int
     blocked: bool
@@ -175,7 +175,7 @@ def _stages(pieces: Iterable[ProfiledPiece]) -> dict[Stage, _ProfiledStage]:
 def _common_ratio(found: Mapping[str, Iterable[ProfiledPiece]], host: HostTimes, device: str) -> Fraction:
     """Return the ratio of host times without and with the profiler, from stages that do not wait for the device.
 
-    If the queue is full in a stage, or the host waits, a chain of operators that does not is measured in addition.
+    If a stage fills the queue, or the host waits in it, a chain of operators that does neither is measured in addition.
     """
     waits = {
         (run, piece.place[0])
@@ -213,7 +213,7 @@ class _Chain(nn.Module):
 
 
 def launch_latency() -> int | None:
-    """Return the nanoseconds from the end of a kernel launch to the start of the kernel on an idle device.
+    """Return the nanoseconds from the end of a launch to the start of its kernel on an idle device.
 
     ``None`` if the profiler sees no kernels.
     """
@@ -232,7 +232,7 @@ def launch_latency() -> int | None:
 
 
 def queued_kernel(number: torch.Tensor) -> int:
-    """Return the nanoseconds that one small kernel takes among many in the device's queue."""
+    """Return the nanoseconds that one small kernel takes in a full queue of the device."""
 
     def queue(kernels: int) -> int:
         def enqueue(nothing: None) -> None:
@@ -245,7 +245,7 @@ def queued_kernel(number: torch.Tensor) -> int:
 
 
 def kernel_gap() -> int:
-    """Return the nanoseconds between two kernels that follow each other in the queue of the device."""
+    """Return the nanoseconds between two consecutive kernels in a full queue of the device."""
     from torch.profiler import ProfilerActivity, profile
 
     number = torch.zeros(1, device="cuda")
@@ -260,11 +260,11 @@ def kernel_gap() -> int:
 def _scaled(
     run: str, pieces: Sequence[ProfiledPiece], host: HostTimes, ratio: Fraction, gap: int, latency: int
 ) -> EagerForward:
-    """Return the calls with their host parts scaled to the host time without a profiler, stage by stage.
+    """Scale the host times of calls, stage by stage, to the host times without a profiler.
 
     Args:
         run: the run.
-        pieces: its calls.
+        pieces: calls of the run.
         host: host times without a profiler.
         ratio: host time without the profiler over that with it, of stages that do not wait.
         gap: nanoseconds from the end of a kernel to the start of the next.
@@ -299,7 +299,7 @@ def waiting_times(forward: EagerForward, latency: int) -> Counter[Stage]:
 
 
 def _with_totals(pieces: Sequence[ProfiledPiece], totals: Mapping[Stage, int], gap: int) -> EagerForward:
-    """Return the calls of a forward with corrected times.
+    """Return the calls of a forward with corrected host and device times.
 
     Args:
         pieces: the calls as the profiler, which slows the host down, recorded them.
@@ -332,7 +332,7 @@ def _with_totals(pieces: Sequence[ProfiledPiece], totals: Mapping[Stage, int], g
 
 
 def scale_to(parts: Sequence[int], total: int) -> list[int]:
-    """Scale integers to integers of a given sum; those with the largest remainders are rounded up."""
+    """Scale integers to integers with a given sum; those with the largest remainders are rounded up."""
     whole = sum(parts)
     if not whole:
         return list(parts)

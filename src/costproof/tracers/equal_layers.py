@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 _FEWEST: Final = 16
-"""Omitted layers for which two small exports and a run are faster than one export."""
+"""Least number of omitted layers for which two small exports and a run are faster than one export."""
 _TIMES: Final = 2
-"""How many times the layers of three truncated models a model has at least whose exports they replace."""
+"""Least ratio of a model's layers to those of three truncated models that replace the export of the model."""
 COUNTED_FROM: Final = "counted from exports of"
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A layer stack as it is in a truncated model and in the whole one."""
+    """A layer stack in a truncated model, and the number of its layers in the whole model."""
 
     path: str
     kept: int
     layers: int
-    """Layers of the whole model."""
+    """Number of layers in the whole model."""
 
     def place(self, path: str) -> tuple[int, str] | None:
         """Return (layer index, path inside the layer) for a module path; ``None`` if it is outside of this stack."""
@@ -88,11 +88,11 @@ CountTarget = Callable[[Exportable, "nn.Module"], Ledger]
 def ledger_of_equal_layers(
     target: Exportable, workload: Workload, model: nn.Module, count: CountTarget
 ) -> Ledger | None:
-    """Return the static ledger of a model from two truncated models, or ``None`` if its layers are not shown equal.
+    """Extrapolate the static ledger of a model from two truncated models; ``None`` if its layers are not shown equal.
 
     Args:
         model: the whole model, on the meta device.
-        count: exports and costs a truncated target.
+        count: returns the static ledger of a truncated target.
     """
     options = options_of(target)
     if not isinstance(target, Truncatable) or options.layers is not None or options.convention or options.real:
@@ -133,7 +133,7 @@ def ledger_of_equal_layers(
 
 
 def truncated_by_periods(target: Exportable, workload: Workload) -> tuple[list[Exportable], int] | None:
-    """Return three truncated targets, each a period of layers deeper than the last, and how many periods follow.
+    """Return three truncated targets, each deeper by one period of layers, and the number of omitted periods.
 
     A period is one layer, or the layers after which their kinds repeat, such as three of one kind and one of another.
     ``None``: the kinds of layers do not repeat, or the three have more than half of the layers of the whole model.
@@ -162,7 +162,7 @@ def truncated_by_periods(target: Exportable, workload: Workload) -> tuple[list[E
 
 
 def _first_equal(stack: Stack) -> int:
-    """Return the index of the layer from which on all layers are of the same kind."""
+    """Return the index of the first layer from which on all layers are of the same kind."""
     last = stack.kinds[-1]
     return next((i + 1 for i in reversed(range(len(stack.kinds))) if stack.kinds[i] != last), 0)
 
@@ -172,7 +172,7 @@ def _truncated(target: Truncatable, layers: int) -> Any:
 
 
 def _cuts(target: Any, whole: Mapping[str, Stack], workload: Workload) -> list[_Cut]:
-    """Return the truncated stacks; empty if an omitted layer is of another kind than the last remaining one."""
+    """Return the truncated layer stacks; empty if an omitted layer is of another kind than the last remaining one."""
     if target.cut is None:
         return []
     times = dict(target.cut.stretch.times)
@@ -182,7 +182,7 @@ def _cuts(target: Any, whole: Mapping[str, Stack], workload: Workload) -> list[_
 
 
 def _agree(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> bool:
-    """Return whether extrapolating the smaller model's ledger by one layer gives the larger one's layer nodes."""
+    """Return whether the smaller model's ledger, extrapolated by one layer, equals the larger model's in all layers."""
     if fewer.unknown_ops or more.unknown_ops or (fewer.notes, fewer.stages) != (more.notes, more.stages):
         return False
     if fewer.attributes_bytes != more.attributes_bytes:
@@ -201,10 +201,10 @@ def _located(path: str, cuts: Iterable[_Cut]) -> tuple[_Cut, int, str] | None:
 def _extrapolated(
     nodes: Iterable[CostNode], cuts: Sequence[_Cut], outside: Mapping[str, CostNode]
 ) -> Iterator[CostNode]:
-    """Yield the cost nodes of the whole model, extrapolated from those of a truncated one.
+    """Yield the cost nodes of the whole model, extrapolated from those of a truncated model.
 
     Args:
-        outside: id of a node outside of the layers -> this node in the whole model, if it differs.
+        outside: nodes of the whole model outside of the layers, by id, if they differ.
     """
     repeated: list[tuple[_Cut, str, CostNode]] = []
 
@@ -232,7 +232,7 @@ def _extrapolated(
 
 
 def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> dict[str, CostNode] | None:
-    """Return id -> node of the whole model, for nodes outside of layers whose costs grow with each layer.
+    """Return the nodes of the whole model, by id, that are outside of layers and whose costs grow with each layer.
 
     ``None`` if stacks with different numbers of omitted layers are in one stage, so that it is not known whose layers
     they grow with.
@@ -280,7 +280,7 @@ def _same_tensors(whole: nn.Module, truncated: nn.Module, cuts: Sequence[_Cut]) 
 
 
 def _same_work(fewer: ModuleWork, more: ModuleWork, whole: ModuleWork, cuts: Sequence[_Cut]) -> bool:
-    """Return whether every module of the whole model does the work that runs of both truncated models predict."""
+    """Return whether each module of the whole model does as much work as runs of both truncated models predict."""
     layers = {cut.layers - cut.kept for cut in cuts}
     for kind in ("flops", "elements", "calls"):
         before, after, own = (Counter(getattr(work, kind)) for work in (fewer, more, whole))
@@ -305,7 +305,7 @@ def _same_work(fewer: ModuleWork, more: ModuleWork, whole: ModuleWork, cuts: Seq
 # --- Runs without traces ---------------------------------------------------------------------------------------------
 
 PLACES: Final = ("as it is given", "with numbers")
-"""How a run is made: on meta, or with concrete values for a model that needs them."""
+"""Forms of a run: on meta, or with concrete values for a model that needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,19 +314,19 @@ class ModuleWork:
 
     run: str
     flops: Counter[str] = field(default_factory=Counter)
-    """FLOPs by torch's own formulas."""
+    """FLOPs by torch's own formulas, by module path."""
     elements: Counter[str] = field(default_factory=Counter)
-    """Elements of floating-point results of all operators, including views."""
+    """Elements of the floating-point results of all operators, including views, by module path."""
     calls: Counter[str] = field(default_factory=Counter)
 
     def sums(self, times: Callable[[str], int]) -> dict[str, int]:
-        """Return the FLOPs, elements and calls of a model with ``times(path)`` copies of the module at each path."""
+        """Return total FLOPs, elements and calls of a model with ``times(path)`` copies of the module at each path."""
         found = {"FLOPs": self.flops, "elements of results": self.elements, "calls of modules": self.calls}
         return {what: sum(n * times(path) for path, n in each.items()) for what, each in found.items()}
 
 
 def module_work(target: Runnable, workload: Workload, place: str) -> list[ModuleWork]:
-    """Execute the runs of a target; return the FLOPs, result elements and calls of every module in each.
+    """Execute the runs of a target; return the FLOPs, result elements and calls of each module in each run.
 
     Args:
         place: one of :data:`PLACES`.
@@ -373,7 +373,7 @@ COUNTED: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
 
 
 def count_every_step(target: Runnable, workload: Workload, source: str) -> Ledger:
-    """Sum torch's FLOPs and the growth of the cache over every forward of a run, all decode steps included.
+    """Add up torch's FLOPs and the cache growth over all forwards of a run, including every decode step.
 
     The last of n steps is always among a target's runs, so step i is the last of a run of i steps.
 

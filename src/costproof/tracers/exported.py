@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from torch import fx
 
 _PAST = ("keys", "values", "states")
-"""Arguments of a wrapper that fill a cache which the call extends."""
+"""Names of wrapper arguments that fill a cache which the call extends."""
 _CACHED = (*_PAST, "cross_keys", "cross_values")
-"""Arguments that fill any cache."""
+"""Names of wrapper arguments that fill any cache."""
 _MADE = "lifted_tensor"
-"""The exporter's name for a tensor that the model makes of literals, ``torch.tensor(0.5)``."""
+"""Name prefix that the exporter gives tensors made of literals, such as ``torch.tensor(0.5)``."""
 _MAKES = "aten.lift_fresh_copy.default"
-"""The operator that makes such a tensor. The exporter has none on meta, where the name begins with ``detach_``."""
+"""Operator that makes a tensor of literals; on meta the exporter has none, and names begin with ``detach_``."""
 _NOWHERE = "_empty_nn_module_stack"
 """Prefix of the module path of nodes that the exporter adds itself."""
 
@@ -43,7 +43,7 @@ _SCAFFOLDING = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like",
     "tensor", "scalar_tensor", "lift_fresh", "lift_fresh_copy", "detach",
 })  # fmt: skip
-"""Operators that a wrapper may use around the model: they make empty tensors for a cache and compute nothing."""
+"""Operators that a wrapper may run around the model: they make empty tensors for a cache and compute nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Exported:
     job: ExportJob
     graph: Graph
     parameters: Mapping[str, tuple[tuple[int, ...], str]]
-    """Full name -> shape and dtype of the program's parameters, read or not."""
+    """Shape and dtype of all parameters of the program, read or not, by full name."""
     buffers: Mapping[str, int | None]
-    """Full name -> bytes of the program's buffers."""
+    """Bytes of the program's buffers, by full name."""
     cache_inputs: tuple[Value, ...]
-    """The past keys and values among the graph's inputs, found by the names of the arguments."""
+    """Cached keys and values among the graph's inputs, recognised by their argument names."""
     guards: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """Assumptions of the export."""
+    """Assumptions of the export, as sentences."""
 
 
 def export_graph(job: ExportJob) -> Exported:
@@ -79,7 +79,7 @@ def export_graph(job: ExportJob) -> Exported:
 
 
 class _ExportReader:
-    """Reads one exported program into a graph."""
+    """Reader of an exported program that converts it to a graph."""
 
     def __init__(
         self,
@@ -90,17 +90,17 @@ class _ExportReader:
     ) -> None:
         self.job, self.program, self.size = job, program, sizes
         self.before = {id(tensor) for tensor in before}
-        """Tensors of a cache that the program holds as constants, by id."""
+        """Ids of cache tensors that the program contains as constants."""
         self.past: list[fx.Node] = []
         self.places: dict[fx.Node, str] = {}
-        """Input other than a cache -> its place among the arguments, as ``lengths`` or ``x.1``."""
+        """Path among the arguments of each input outside the cache, such as ``lengths`` or ``x.1``."""
         self.rename = path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
         self.paths = Paths(job.module)
         self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
         self.mapped = Mapped()
         self.region = self.autocast = ""
-        """Prefix of labels inside the graph of a higher-order operator, whose nodes have names of their own."""
+        """Label prefix inside the graph of a higher-order operator, which has separate node names."""
         self.ops: list[OpCall] = []
         self.calls: dict[str, list[str]] = {}
         self.seen: dict[tuple[str, int], ModuleCall] = {}
@@ -149,7 +149,7 @@ class _ExportReader:
         self.values[node] = self._value(node.name, value, origin, name)
 
     def _named(self, name: str) -> str | None:
-        """Return a parameter's name in the model; a tied parameter has that of the first module."""
+        """Return a parameter's name in the model; a tied parameter has its name in the first module."""
         return self.rename(self.paths.parameter(name))
 
     def _value(self, label: str, tensor: Any, origin: str = "op", name: str = "") -> Value:
@@ -243,7 +243,7 @@ class _ExportReader:
         return plain_value(argument)
 
     def _place(self, node: fx.Node) -> tuple[str, int] | None:
-        """Return the innermost module that runs a node, and its call number; ``None`` for wrapper modules."""
+        """Return the innermost module that runs a node, and the call number; ``None`` for wrapper modules."""
         frames = (node.meta.get("nn_module_stack") or {}).items()
         stack = tuple((str(key), str(path), _class_name(cls)) for key, (path, cls) in frames)
         if stack not in self.stacks:
@@ -270,7 +270,7 @@ class _ExportReader:
         return parent
 
     def _known(self, path: str) -> None:
-        """Refuse a path that no module has, since its work would be attributed to an enclosing module."""
+        """Raise an error for a path that no module has, since its work would be attributed to an enclosing module."""
         if path not in self.known and not path.startswith(_NOWHERE):
             raise Incomplete(
                 "the export names a module that the model does not have",
@@ -292,7 +292,7 @@ class _ExportReader:
             self.values[node] = Value(value.id, value.shape, value.dtype, "const")
 
     def _outputs(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """Return (result, cache): the output tensors, and those of the cache if the job returns one."""
+        """Return (results, cache): the output tensors, and the tensors of the cache if the job returns one."""
         node = next(n for n in self.program.graph.nodes if n.op == "output")
         spec = self.program.call_spec.out_spec
         # Mutated inputs come first; they are not results.
@@ -309,7 +309,7 @@ def _class_name(cls: Any) -> str:
 
 
 def _children(spec: Any) -> Sequence[Any]:
-    """Return the children of a tree spec; torch 2.6 has no method for it."""
+    """Return the children of a tree spec; torch 2.6 has no method for this."""
     return spec.children() if hasattr(spec, "children") else spec.children_specs  # type: ignore[no-any-return]
 
 
@@ -332,7 +332,7 @@ def inner_graph(node: fx.Node) -> tuple[fx.Graph, tuple[Any, ...]] | None:
 
 
 def autocast_dtype(node: fx.Node, outside: str) -> str:
-    """Return the dtype of autocast inside a region, or an empty text.
+    """Return the autocast dtype in a region of a graph; empty without autocast.
 
     An export on meta does not cast there, because autocast does not support meta.
 
@@ -346,14 +346,14 @@ def autocast_dtype(node: fx.Node, outside: str) -> str:
 
 
 class Mapped:
-    """Tracks values inside ``torch.vmap``, which cannot be counted: their shapes in an export lack the batch."""
+    """Record of values inside ``torch.vmap``, whose exported shapes lack the batch, so that they cannot be counted."""
 
     def __init__(self) -> None:
         self.levels: dict[str, frozenset[int]] = {}
-        """Id of a value inside -> the calls of ``torch.vmap`` that it is in."""
+        """Ids of the ``torch.vmap`` calls that a value is inside of, by id of the value."""
 
     def name(self, name: str, tensors: Iterable[Value], outputs: Iterable[Value], attrs: Mapping[str, Any]) -> str:
-        """Return an operator's name, or ``vmap`` if it takes values that lack their batch dimension."""
+        """Return an operator's name, or ``vmap`` if its tensors lack a batch dimension."""
         inside = frozenset[int]().union(*(self.levels.get(t.id, ()) for t in tensors))
         if name == "_add_batch_dim":
             inside |= {attrs["2"]}
@@ -378,7 +378,7 @@ def is_sparse(node: fx.Node) -> bool:
 def sparse_call(
     name: str, attrs: dict[str, Any], node: fx.Node, program: torch.export.ExportedProgram
 ) -> tuple[str, dict[str, Any]]:
-    """Return name and attributes of a call with sparse tensors: a sparse product, or an operator without a rule.
+    """Return name and attributes of a call on sparse tensors, as a sparse product or an operator without a rule.
 
     Rules count dense tensors, so a call with a sparse one is another operator here.
     """
@@ -392,7 +392,7 @@ def sparse_call(
 
 
 def _tensor(node: fx.Node, program: torch.export.ExportedProgram) -> Any:
-    """Return the sparse tensor, with values, of a placeholder; ``None`` if the program does not contain it."""
+    """Return the sparse tensor of a placeholder with its values; ``None`` if the program does not contain them."""
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
     target = names.get(node.name)
     found = program.state_dict.get(target, program.constants.get(target)) if target is not None else None

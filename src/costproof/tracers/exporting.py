@@ -1,4 +1,4 @@
-"""Call ``torch.export`` on a part of a model, and translate its symbolic sizes into our symbols."""
+"""Call ``torch.export`` on a part of a model, and translate the symbolic sizes to our symbols."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from torch import fx
 
 NO_EXPORT: Final = "costproof report --sources analytic,dynamic needs no export; other commands read its folder"
-"""Fix of a failed export."""
+"""Suggested fix for a failed export."""
 
 
 def export_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """Export a job; return the program, and notes on assumptions that the export made."""
+    """Export a job; return the program, and notes on the export's assumptions."""
     return repeat_if_modules_replaced(job.module, lambda: _exported(job), lambda: _run(job))
 
 
@@ -69,7 +69,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
 
 
 def _reason(error: Exception) -> str:
-    """Return an exporter's error in one line, or the sizes that the model's code made constant."""
+    """Return an exporter's error in one line, or the symbolic sizes that the model's code turned into constants."""
     said = message_of(error)
     fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
     if fixed:
@@ -79,7 +79,7 @@ def _reason(error: Exception) -> str:
 
 
 def dynamic_shapes(job: ExportJob) -> dict[str, Any]:
-    """Return the symbolic dimensions of the arguments as ``dynamic_shapes`` of ``torch.export``."""
+    """Return the symbolic dimensions of a job's arguments in the form of ``torch.export``'s ``dynamic_shapes``."""
     import torch
 
     # Dimensions that are multiples of a step share one Dim per symbol; the exporter infers the others.
@@ -92,11 +92,11 @@ def dynamic_shapes(job: ExportJob) -> dict[str, Any]:
 
 
 Argument = tuple[str | int, ...]
-"""Path of a tensor in the arguments of a job."""
+"""Path of a tensor among the arguments of a job."""
 
 
 class SizeTranslator:
-    """Translates sizes in the exporter's symbols into ints or expressions in our symbols."""
+    """Translator of sizes in the exporter's symbols to integers or expressions in our symbols."""
 
     def __init__(self, job: ExportJob, program: torch.export.ExportedProgram) -> None:
         self.job = job
@@ -131,7 +131,7 @@ class SizeTranslator:
         self.table[free[0]] = (ours - offset) / factor
 
     def __call__(self, size: Any) -> Size:
-        """Return an int or an expression in our symbols."""
+        """Return a size as an integer or an expression in our symbols."""
         if isinstance(size, int):
             return size
         theirs = size.node.expr
@@ -149,7 +149,7 @@ class SizeTranslator:
 
 
 def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Expr]:
-    """Return (factor, offset) if the expression is ``factor * symbol + offset`` in integers.
+    """Return (factor, offset) of an expression ``factor * symbol + offset`` in integers.
 
     The offset may be a sum of other symbols. Else factor is ``None``.
     """
@@ -222,12 +222,12 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _floor(x: sympy.Expr) -> sympy.Expr:
-    """Return ``floor(x)``, or the equal ``-ceiling(-x)`` for a negated argument, which is the form in formulas."""
+    """Return ``floor(x)``, or for a negated argument the equal ``-ceiling(-x)``, as formulas write it."""
     return -sympy.ceiling(-x) if x.could_extract_minus_sign() else sympy.floor(x)
 
 
 def map_arguments(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dict[str, Any]:
-    """Return the job's arguments, nested as before, with ``change(path, tensor)`` in place of each tensor."""
+    """Return the job's nested arguments with each tensor replaced by ``change(path, tensor)``."""
 
     def changed(path: Argument, value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -240,7 +240,7 @@ def map_arguments(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dic
 
 
 def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[Argument, fx.Node]:
-    """Return path in ``job.args`` -> placeholder node of every input tensor of the program."""
+    """Return the placeholder node of every input tensor of the program, by path in ``job.args``."""
     paths: list[Argument] = []
     map_arguments(job, lambda path, value: paths.append(path))
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -251,7 +251,7 @@ def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dic
 
 
 def with_numbers(job: ExportJob) -> ExportJob:
-    """Return the job with concrete values, ones where a tensor has none, and with constant sizes.
+    """Return the job with concrete values, ones where a tensor has no values, and with constant sizes.
 
     Raises:
         Incomplete: the module is too large to be given values.
@@ -274,7 +274,7 @@ def with_numbers(job: ExportJob) -> ExportJob:
 
 
 def with_sizes(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
-    """Return the job at these sizes, without symbolic ones. A job of repeated decode steps becomes a single step."""
+    """Return the job at constant sizes; a job of repeated decode steps becomes a single step."""
     wanted: dict[Argument, dict[int, int]] = {}
     for size in job.sizes:
         wanted.setdefault(tuple(size.argument), {})[size.dim] = evaluate(parse(size.symbol), values)

@@ -1,4 +1,4 @@
-"""Compute a fingerprint of everything that decides the export of a module, where that is possible.
+"""Compute a fingerprint of everything that determines the export of a module, if that is possible.
 
 Two exports with equal fingerprints are equal. It covers every attribute of every module and configuration, shapes,
 dtypes and memory of tensors, the code of their classes, and the versions of the packages that run them. A module has no
@@ -25,18 +25,18 @@ from costproof.models.specs import ExportJob
 
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _SWITCHES: Final = ("TORCH", "PYTORCH", "TRANSFORMERS")
-"""Prefixes of environment variables that the code of a model may read."""
+"""Prefixes of environment variables that a model's code may read."""
 _MOST_NUMBERS: Final = 65_536
-"""Elements of a tensor with values that are covered: enough for a table of frequencies, not for weights."""
+"""Maximum number of elements of a tensor whose values are covered: enough for frequency tables, not for weights."""
 INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _SAY_NOTHING: Final = frozenset({"__dict__", "__weakref__", "_original_object_hash"})
-"""Attributes that are ignored: slots, and a hash in transformers' configurations that differs by process."""
+"""Names of ignored attributes: slots, and a hash in transformers' configurations that differs by process."""
 _HEAP_TYPE: Final = 1 << 9
-"""The flag of classes that are created at run time, as those written in Python are."""
+"""Type flag of classes that are created at run time, as all classes written in Python are."""
 OWN: Final = Path(__file__).resolve().parents[1]
-"""The folder of costproof's own code."""
+"""Folder of costproof's own code."""
 _DECIDING: Final = ("algebra", "opgraph", "ledger", "configs", "models", "patches", "snapshots", "tracers", "weights")
-"""Subpackages whose code determines the result of an export; editing a report or a command leaves exports valid."""
+"""Subpackages of costproof whose code determines the result of an export."""
 
 
 class NotFingerprintable(Exception):
@@ -44,7 +44,7 @@ class NotFingerprintable(Exception):
 
 
 def fingerprint(job: ExportJob) -> str | None:
-    """Return the fingerprint of a job's export, 64 hex digits, or ``None`` if something cannot be covered."""
+    """Return the fingerprint of a job's export, 64 hex digits; ``None`` if something cannot be covered."""
     import torch
     from torch.backends import opt_einsum
 
@@ -65,7 +65,7 @@ def fingerprint(job: ExportJob) -> str | None:
 
 
 def surroundings() -> list[Any]:
-    """Return what every export depends on: versions, the platform, our own code, and environment variables."""
+    """Return the facts on which every export depends: versions, platform, our own code, environment variables."""
     # Cache folders do not matter, and torch sets one of them on its first export.
     switches = sorted((k, v) for k, v in os.environ.items() if k.startswith(_SWITCHES) and "CACHE" not in k)
     return [environment(), platform.platform(), own_code_digest(), switches]
@@ -77,15 +77,15 @@ def digest(told: Any) -> str:
 
 
 class _Serializer:
-    """Serializes Python objects as JSON for a fingerprint; a repeated object becomes a reference to the first."""
+    """Serializer of Python objects for a fingerprint; a repeated object becomes a reference to the first occurrence."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []
-        """Keeps serialized objects alive, so that no other object gets the address of one."""
+        """Serialized objects, kept alive so that no other object gets the address of one."""
         self._classes: dict[type, None] = {}
         self._memories: dict[int, int] = {}
-        """Address of a storage -> its number."""
+        """Number of each storage, by its address."""
 
     def __call__(self, value: Any) -> Any:
         """Serialize a value into bytes for the fingerprint.
@@ -104,7 +104,7 @@ class _Serializer:
         return [self._named(type(value)), self._inside(value)]
 
     def sources(self) -> list[Any]:
-        """Return the code of the class of every serialized value, with the version of its package."""
+        """Return the class code of every serialized value, with the versions of the packages."""
         return [_source(kind) for kind in self._classes]
 
     def _inside(self, value: Any) -> Any:
@@ -168,7 +168,7 @@ class _Serializer:
 
 
 def _fields(value: Any) -> list[str]:
-    """Return the names of the attributes, including slots, that an object has besides those of its class."""
+    """Return the names of an object's attributes, including slots, without those of its class."""
     slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
     names = (name for found in slots for name in ([found] if isinstance(found, str) else found))
     try:
@@ -179,7 +179,7 @@ def _fields(value: Any) -> list[str]:
 
 
 def _source(kind: type) -> Any:
-    """Serialize a class: its code as it is in memory, and the version of its package.
+    """Return the code of a class, as it is in memory, and the version of its package.
 
     Raises:
         NotFingerprintable: its code is outside installed packages.
@@ -194,7 +194,7 @@ def _source(kind: type) -> Any:
 
 
 def _reached(function: FunctionType) -> list[Any]:
-    """Serialize the functions that a function may call: those that it names in its module or in imported ones.
+    """Return names and code digests of the functions that a function's code names, in its module or in imported ones.
 
     Packages with a faster attention replace such functions.
     """
@@ -217,7 +217,7 @@ def _code(code: CodeType) -> str:
 
 @cache
 def _carrier(module: str | None) -> str | None:
-    """Return the package and version that a Python module belongs to; ``None`` for Python itself and for costproof.
+    """Return the package and version of a Python module; ``None`` for Python itself and for costproof.
 
     Raises:
         NotFingerprintable: it belongs to no installed package, so a change of its helpers would go unnoticed.

@@ -14,12 +14,12 @@ from costproof.models.specs import Run
 from costproof.opgraph.merge import merge_unknown
 
 CallStack = tuple[tuple[str, int], ...]
-"""The active calls, outermost first: (path of the module, number of its call)."""
+"""The active module calls, outermost first: (path of the module, number of the call)."""
 FlopKey = tuple[str, str, str, str]
 """(stage, invocation, path of the module, operator), under which FLOPs are added up."""
 Flops = Mapping[FlopKey, int]
 Counts = dict[tuple[str, str, str, str, Metric], int | None]
-"""(stage, invocation, path of the module, operator, metric) -> count; ``None`` is unknown."""
+"""Counts by (stage, invocation, path of the module, operator, metric); ``None``: unknown."""
 
 SOURCE: Final = "dispatcher"
 
@@ -29,26 +29,26 @@ class DispatchedFlops:
     """FLOPs of one run, counted at the dispatcher by torch's formulas."""
 
     flops: Counter[tuple[CallStack, str]] = field(default_factory=Counter)
-    """(active calls, operator) -> FLOPs."""
+    """FLOPs by (active calls, operator)."""
     unjudged: Counter[tuple[CallStack, str]] = field(default_factory=Counter)
-    """(active calls, operator) -> calls of an operator without a formula."""
+    """Number of calls of operators without a formula, by (active calls, operator)."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Operator -> why its formula had no answer."""
+    """Reason why an operator's formula failed, by operator."""
     left: Counter[CallStack] = field(default_factory=Counter)
-    """Active calls -> number of conversions of a tensor to NumPy, where operators are no longer seen."""
+    """Number of conversions of a tensor to NumPy, after which work is not seen, by active calls."""
     by_values: bool = False
-    """Whether values of tensors decided a size or a branch."""
+    """Whether tensor values decided a size or a branch."""
     kept: dict[tuple[CallStack, str], int | None] = field(default_factory=dict)
-    """(active calls, operator) -> query-key pairs that masks leave; ``None`` is unknown."""
+    """Query-key pairs that masks keep, by (active calls, operator); ``None``: unknown."""
     hidden: dict[tuple[CallStack, str], int | None] = field(default_factory=dict)
-    """(active calls, operator) -> FLOPs for pairs that masks hide; ``None`` is unknown."""
+    """FLOPs for pairs that masks hide, by (active calls, operator); ``None``: unknown."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Operator -> the error that ended the reading of its masks; its pairs are unknown."""
+    """Error that ended the reading of an operator's masks, by operator; the operator's pairs are then unknown."""
 
     def placed(self, run: Run) -> dict[FlopKey, int]:
         """Return the FLOPs by stage, invocation, module and operator.
 
-        Work inside a group of modules of which data selects some belongs to the group.
+        Work inside a group of modules, from which data selects some, belongs to the group.
         """
         again, found = self._again(), Counter[FlopKey]()
         for (where, operator), flops in self.flops.items():
@@ -56,7 +56,7 @@ class DispatchedFlops:
         return dict(found)
 
     def placed_pairs(self, run: Run) -> Counts:
-        """Return kept pairs and FLOPs by stage, invocation, module, operator and metric; ``None`` is unknown."""
+        """Return kept pairs and kept FLOPs by stage, invocation, module, operator and metric; ``None``: unknown."""
         again, found = self._again(), Counts()
         flops = {key: n - h if (h := self.hidden.get(key, 0)) is not None else None for key, n in self.flops.items()}
         for metric, counts in ((KEPT_FLOPS, flops), (KEPT_SCORES, self.kept)):
@@ -67,7 +67,7 @@ class DispatchedFlops:
         return found
 
     def without_formula(self, run: Run) -> tuple[UnknownOp, ...]:
-        """Return the calls of operators that torch has no formula for."""
+        """Return the operators that torch has no formula for, with their calls."""
         again = self._again()
         places = ((_place(run, where, again), name, calls) for (where, name), calls in self.unjudged.items())
         return tuple(
@@ -76,7 +76,7 @@ class DispatchedFlops:
         )
 
     def gone(self, run: Run) -> Counter[tuple[str, str]]:
-        """Return (stage, module) -> number of conversions of a tensor to NumPy, whose further work is not seen."""
+        """Return the number of conversions of tensors to NumPy, after which work is not seen, by (stage, module)."""
         again, found = self._again(), Counter[tuple[str, str]]()
         for where, times in self.left.items():
             stage, _, module = _place(run, where, again)
@@ -84,7 +84,7 @@ class DispatchedFlops:
         return found
 
     def of_experts(self, run: Run) -> dict[str, tuple[int, ...]]:
-        """Return path of a mixture -> FLOPs of each expert in this run, where experts are modules of their own."""
+        """Return the FLOPs of each expert in this run, by path of the mixture, if experts are separate modules."""
         totals: dict[str, list[int]] = {}
         for (where, _), flops in self.flops.items():
             module = where[-1][0] if where else ""
@@ -100,7 +100,7 @@ class DispatchedFlops:
 
 
 def _place(run: Run, where: CallStack, again: Collection[str]) -> tuple[str, str, str]:
-    """Return (stage, invocation, module) of a call; the outermost repeated module decides the invocation."""
+    """Return (stage, invocation, module) of a call; the outermost repeated module determines the invocation."""
     module = where[-1][0] if where else ""
     number = next((call for path, call in where if path in again), 1)
     group = next((g for g in run.groups if module.startswith(g + ".")), module)
@@ -110,13 +110,13 @@ def _place(run: Run, where: CallStack, again: Collection[str]) -> tuple[str, str
 def flop_counter_ledger(
     runs: Sequence[tuple[int | None, Counts]], steps: int, stages: tuple[str, ...], alone: Iterable[UnknownOp]
 ) -> Ledger:
-    """Return the ledger of torch's own FLOP formulas: calls that ran once, and all decode steps.
+    """Return a ledger of FLOPs by torch's own formulas, from calls that ran once and from all decode steps.
 
     Args:
         runs: (tokens in the cache before a decode step or ``None``, counts) of all traced runs. If not all steps were
             traced, they must lie on the straight line through the first and the last, or the sum is unknown.
         steps: number of decode steps.
-        alone: operators that torch has no formula for; sums with them are unknown.
+        alone: operators that torch has no formula for, which make sums unknown.
     """
     parts: dict[tuple[str, str, str, str, Metric], list[int | None]] = {}
     for context, counts in runs:
@@ -138,10 +138,10 @@ def flop_counter_ledger(
 
 
 def sum_steps(costs: Mapping[int, int], count: int) -> int | None:
-    """Return the sum over all decode steps, or ``None`` if the traced ones do not determine it.
+    """Return the sum over all decode steps; ``None`` if the traced steps do not determine it.
 
     Args:
-        costs: tokens in the cache -> cost of the step, of the first, the last and some in between.
+        costs: costs of the first, the last and some other steps, by tokens in the cache.
     """
     if len(costs) == count:
         return sum(costs.values())

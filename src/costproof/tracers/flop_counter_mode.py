@@ -41,29 +41,29 @@ from costproof.tracers.kept_pairs import PRODUCTS, KeptPairs, RunValues, band, b
 
 _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
 _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
-"""Operators of torch that multiply matrices inside and for which only our rules have a formula."""
+"""Torch operators that multiply matrices inside and for which only our own rules have a formula."""
 _VECTORS: Final = ("linalg_vector_norm", "linalg_cross")
-"""Operators of torch.linalg without a matrix product, which therefore have no headline FLOPs."""
+"""Operators of torch.linalg without a matrix product, so without headline FLOPs."""
 _MASKS: Final = (torch.bool, torch.uint8)
 _BRANCHES: Final = (
     "equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "_pack_padded_sequence",
 )  # fmt: skip
-"""Operators without a tag of torch whose result has a size, or decides a branch, that depends on values."""
+"""Operators whose result size, or a branch, depends on values, although torch does not tag them so."""
 _VALUE_DEPENDENT: Final = value_dependent_tags()
 _AT_ONCE: Final = 2**20
 """Number of query-key pairs for which a mask function of flex_attention is evaluated in one call."""
 _MOST_TRIED: Final = 2**28
-"""Maximum number of pairs for which it is evaluated in all; masks with more are not counted."""
+"""Maximum number of query-key pairs of a flex_attention mask function that are counted."""
 _PAD: Final = "aten.constant_pad_nd"
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional", "c10d", "_dtensor")
-"""Namespaces in which an operator that torch's FLOP counter has no formula for multiplies no matrices."""
+"""Namespaces of operators that multiply no matrices unless torch's FLOP counter has a formula for them."""
 
 
 class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatcher mode that counts the FLOPs of a model that runs under it, without changing the run.
+    """Dispatch mode that counts the FLOPs of a model by torch's formulas, without changing the run.
 
     Args:
-        calls: the active calls, maintained by whoever hooks the modules: (path, number, anything).
+        calls: the active module calls, maintained by module hooks: (path, number, anything).
         root: the name of the root in these calls.
     """
 
@@ -74,14 +74,14 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls, self.root, self.seen = calls, root, DispatchedFlops()
         self._known: dict[Any, tuple[_Attention | Callable[..., Any] | bool | None, str]] = {}
         self._padded: dict[int, tuple[Any, int]] = {}
-        """``id`` of a tensor with zeros after its last dimension -> a weak reference, and the size before."""
+        """Weak reference and unpadded last size of a tensor that was padded with zeros, by ``id`` of the tensor."""
         self._in_einsum = self._reading = self._in_complex = False
         self.values = RunValues()
-        """Values of tensors without memory: masks, and the lengths of sequences."""
+        """Computed values of meta tensors: masks, and lengths of sequences."""
         self.pairs = KeptPairs(self.values, self.seen.kept, self.seen.hidden, self.seen.unread)
 
     def where(self) -> CallStack:
-        """Return the calls of modules that are running, as (path, number of the call), outermost first."""
+        """Return the running module calls as (path, number of the call), outermost first."""
         return tuple(("" if path == self.root else path, number) for path, number, _ in self.calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -125,7 +125,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.seen.unread[plain] = first_line(error)
 
     def _count(self, func: Any, name: str, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Add the FLOPs of a call, or record why its formula failed; formulas may come from other packages."""
+        """Add the FLOPs of an operator call, or record why the formula failed, since other packages add formulas."""
         try:
             if isinstance(formula, _Attention):
                 given = {n: self.values.get(value) for n, value in _arguments(func, args, kwargs).items()}
@@ -180,7 +180,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
-    """Counting mode that also counts, by module, the elements of all floating-point results."""
+    """FLOP counting mode that also counts, by module, the elements of all floating-point results."""
 
     def __init__(self, running: list[tuple[str, int, Any]], root: str) -> None:
         super().__init__(running, root)
@@ -194,7 +194,7 @@ class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
 
 
 class LocalJudge(FlopCounterJudge):  # type: ignore[no-untyped-call]
-    """Judge of operators on distributed or nested tensors, which counts those on local tensors and on rows only.
+    """FLOP counting mode for distributed or nested tensors, which counts operators on local tensors and rows only.
 
     Operators on distributed and nested tensors run others, and those on fake tensors only find out a layout.
     """
@@ -209,7 +209,7 @@ class LocalJudge(FlopCounterJudge):  # type: ignore[no-untyped-call]
 
 
 def _reads_values(func: Any, name: str, args: Any) -> bool:
-    """Return whether values of tensors decide a size or a branch."""
+    """Return whether tensor values decide the size of an operator's result, or a branch."""
     if name == "aten.index":  # tagged because of masks
         return any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in args[1])
     return any(tag in getattr(func, "tags", ()) for tag in _VALUE_DEPENDENT) or name.partition(".")[2] in _BRANCHES
@@ -220,7 +220,7 @@ def _twice(formula: Any, *args: Any, **more: Any) -> int:
 
 
 def _multiplied(*args: Any, out_val: Any, **more: Any) -> int:
-    """Return 2 FLOPs for each element of an einsum's elementwise product."""
+    """Return the FLOPs of an einsum's elementwise product: 2 per element."""
     return 2 * int(out_val.numel())
 
 
@@ -229,20 +229,20 @@ def _name(func: Any) -> str:
 
 
 class _Attention(NamedTuple):
-    """FLOP formula of fused attention, which takes the arguments of a call by name."""
+    """FLOP formula of a fused attention operator, on the arguments of a call by name."""
 
     flops: Callable[[Arguments, Width], int]
 
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> Arguments:
-    """Return the arguments of a call by name."""
+    """Return the arguments of an operator call by name."""
     schema = getattr(func, "_schema", None)
     names = ("query", "key", "value") if schema is None else [a.name for a in schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _formula(func: Any) -> _Attention | Callable[..., Any] | bool | None:
-    """Return an operator's FLOP formula; ``None``: no products; ``False``: formula missing; ``True``: composite."""
+    """Return an operator's FLOP formula, or ``None``: no products; ``False``: formula missing; ``True``: composite."""
     packet = getattr(func, "_overloadpacket", func)
     space, _, name = _name(func).partition(".")
     if space == "aten" and name.endswith("_"):  # in-place variants do the same work
@@ -309,13 +309,13 @@ _MISSING: Final[dict[str, Callable[..., int]]] = {
     "aten.addbmm": _batches_added,
     **{f"aten.{name}": _added_rows if name.startswith("_addmm") else _rows for name in _ROWS},
 }
-"""FLOP formulas, from the operators' definitions, of operators that torch's registry lacks."""
+"""FLOP formulas of operators that torch's registry lacks, written from the operators' definitions."""
 
 
 Arguments = Mapping[str, Any]
-"""Name in the operator's schema -> value of a call."""
+"""Values of a call's arguments, by their names in the operator's schema."""
 Width = Callable[[torch.Tensor], int]
-"""Returns the head dimension of a tensor, without columns of zeros that were padded."""
+"""Function that returns the head dimension of a tensor without padding."""
 
 _HEADS_FIRST: Final = (
     "aten._scaled_dot_product_flash_attention", "aten._scaled_dot_product_flash_attention_for_cpu",
@@ -332,26 +332,26 @@ _SEQUENCE_FIRST: Final = (
 """Operators on (B, S, H, D); packed rows are (T, H, D), or (1, T, H, D) for ``_efficient_attention``."""
 _SUFFIXES: Final = ("_forward", "_backward", "_no_dropout_inplace", "_out")
 _STARTS: Final = (("cum_seq_q", "cum_seq_k"), ("cu_seqlens_q", "cu_seqlens_k"), ("cu_seq_q", "cu_seq_k"))
-"""Arguments with the first row of each packed sequence."""
+"""Names of the arguments with the first row of each packed sequence."""
 _LONGEST: Final = (("max_q", "max_k"), ("max_seqlen_q", "max_seqlen_k"))
 _USED: Final = ("seqused_k", "seqlen_k")
-"""Arguments with the number of keys that are used of each sequence."""
+"""Names of the argument with the number of cached keys that each sequence uses."""
 _LAYERS: Final = ("aten._native_multi_head_attention", "aten._triton_multi_head_attention")
 
 
 def _stem(name: str) -> str:
-    """Return the name of an operator without the suffixes of its variants."""
+    """Return an operator's name without the suffixes of its variants."""
     for _ in _SUFFIXES:
         name = next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)
     return name
 
 
 class Uncounted(Exception):
-    """Raised for a call whose FLOPs depend on values that are not known."""
+    """Raised for a call whose FLOPs depend on unknown values."""
 
 
 def attention_formula(name: str) -> Callable[[Arguments, Width], int] | None:
-    """Return the formula of an operator of fused attention, or ``None`` for another operator.
+    """Return the FLOP formula of a fused attention operator; ``None`` for another operator.
 
     Args:
         name: with its namespace, without the overload: ``aten._flash_attention_forward``.
@@ -375,13 +375,13 @@ def attention_formula(name: str) -> Callable[[Arguments, Width], int] | None:
 
 
 def _scores(given: Arguments, stem: str) -> int:
-    """Return the number of query-key pairs over all query heads; those that a causal flag hides count too."""
+    """Return the number of query-key pairs in all query heads, including pairs that a causal flag hides."""
     grids, sequences = _grids(given, stem)
     return grids * sum(queries * keys for queries, keys in sequences)
 
 
 def _grids(given: Arguments, stem: str) -> tuple[int, list[tuple[int, int]]]:
-    """Return the number of grids of scores of each sequence, and (queries, keys) of the sequences.
+    """Return the number of query-key matrices per sequence, and (queries, keys) of each sequence.
 
     Args:
         stem: the operator without its suffixes.
@@ -407,11 +407,11 @@ def _grids(given: Arguments, stem: str) -> tuple[int, list[tuple[int, int]]]:
 
 
 _AT_START: Final = tuple(name for name in (*_HEADS_FIRST, NESTED) if name not in ("flex_attention", FLEX))
-"""Operators whose causal flag aligns the first query with the first key; that of others aligns the last ones."""
+"""Operators whose causal flag aligns the first query with the first key; others align the last query and key."""
 
 
 def fused_pairs(name: str, given: Arguments, values: RunValues) -> tuple[int, int | None]:
-    """Return the query-key pairs of a fused attention call, and those that its mask leaves; ``None`` is unknown."""
+    """Return the query-key pairs of a fused attention call, and those that its mask keeps; ``None``: unknown."""
     stem = _stem(name)
     if stem not in (*_HEADS_FIRST, *_SEQUENCE_FIRST):
         return 0, None
@@ -439,7 +439,7 @@ def fused_pairs(name: str, given: Arguments, values: RunValues) -> tuple[int, in
 
 
 def _flexible(given: Arguments, pairs: int) -> int | None:
-    """Return the pairs that the mask function of a call of flex_attention leaves, tried on all of them."""
+    """Return the pairs that the mask function of a flex_attention call keeps, evaluated on all pairs."""
     mask, query, key = mask_of_call(given["call"]), given["query"], given["key"]
     if mask is None:
         return pairs
@@ -483,7 +483,7 @@ def _numbers(vector: torch.Tensor) -> list[int]:
 
 
 def _layer(given: Arguments, width_of: Width) -> int:
-    """Return the FLOPs of an operator that runs attention on (B, S, E) together with its projections."""
+    """Return the FLOPs of an operator that fuses attention on (B, S, E) with its projections."""
     batch, queries, width = map(int, given["query"].shape)
     keys = int(given["key"].shape[1])
     projected = 2 * batch * width * width * (queries + 2 * keys)
@@ -492,7 +492,7 @@ def _layer(given: Arguments, width_of: Width) -> int:
 
 
 def _encoder_layer(given: Arguments, width_of: Width) -> int:
-    """Return the FLOPs of an operator that runs attention, its projections, and two linear layers after it."""
+    """Return the FLOPs of an operator that fuses attention, its projections, and two linear layers after them."""
     source = given["src"]
     rows, width = prod(source.shape[:-1]), int(source.shape[-1])
     forward: int = 2 * rows * width * (int(given["ffn_weight_1"].shape[0]) + int(given["ffn_weight_2"].shape[1]))

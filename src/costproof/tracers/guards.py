@@ -23,16 +23,16 @@ from costproof.tracers.exporting import NO_EXPORT, Argument
 
 T = TypeVar("T")
 SizeValues = Mapping[str, int]
-"""Symbol of a size -> its value."""
+"""Value of each size, by its symbol."""
 Guard = Callable[[SizeValues], Any]
-"""A condition on sizes, or a number in one, as a function."""
+"""A guard, or a number in a guard, as a function of sizes."""
 
 _SOME_SIZES: Final = (2, 3, 7, 64, 1_000, 4_097, 131_072, 1_000_003)
 
 
 @dataclass(frozen=True, slots=True)
 class _GuardAlgebra(Generic[T]):
-    """Operations to which a guard's text is translated: on numbers at given sizes, or on expressions."""
+    """Operations to which the text of a guard is translated: on numbers at given sizes, or on expressions."""
 
     number: Callable[[Any], T]
     truth: Callable[[bool], T]
@@ -41,14 +41,14 @@ class _GuardAlgebra(Generic[T]):
     negative: Callable[[T], T]
     untrue: Callable[[T], T]
     every: Callable[..., T]
-    """``and``, and chained comparisons."""
+    """Operation for ``and`` and for chained comparisons."""
     some: Callable[..., T]
     least: Callable[..., T]
     most: Callable[..., T]
 
 
 def _deferred(of: Callable[..., Any]) -> Callable[..., Guard]:
-    """Return an operation on functions of sizes, made from an operation on values."""
+    """Turn an operation on values into the same operation on functions of sizes."""
     return lambda *parts: lambda sizes: of(*(part(sizes) for part in parts))
 
 
@@ -69,7 +69,7 @@ _AT_SIZES: Final[_GuardAlgebra[Guard]] = _GuardAlgebra(
     least=_deferred(min),
     most=_deferred(max),
 )  # fmt: skip
-"""Translates a guard into a function of the sizes, since it is read once and evaluated at hundreds of points."""
+"""Operations that turn a guard into a function of sizes, to be parsed once and evaluated at hundreds of sizes."""
 _IN_SYMBOLS: Final[_GuardAlgebra[sympy.Expr]] = _GuardAlgebra(
     number=lambda value: sympy.Integer(operator.index(value)),
     truth=lambda value: sympy.Integer(value - 1),
@@ -88,11 +88,11 @@ _IN_SYMBOLS: Final[_GuardAlgebra[sympy.Expr]] = _GuardAlgebra(
     least=sympy.Min,
     most=sympy.Max,
 )  # fmt: skip
-"""Translates a guard into an integer expression that is not negative where the guard holds."""
+"""Operations that turn a guard into an integer expression that is not negative where the guard holds."""
 
 
 def holds_at(exported: Exported, points: Sequence[SizeValues]) -> tuple[bool, ...]:
-    """Return, for each point, whether the graph of an export describes the model at these sizes.
+    """Return, for each point, whether the graph of an export is valid at these sizes.
 
     A symbolic graph is valid at all sizes that satisfy the exporter's guards; at others the model may take a different
     branch. Guards are Python text written by torch; they are read by the grammar below and never executed.
@@ -114,7 +114,7 @@ def holds_at(exported: Exported, points: Sequence[SizeValues]) -> tuple[bool, ..
 
 
 def first_broken_guard(exported: Exported, points: Sequence[SizeValues]) -> str | None:
-    """Return the first guard that is false at one of the points, or ``None`` if all hold.
+    """Return the first guard that is false at one of the points; ``None`` if all guards hold.
 
     A size of 1 counts as 2 here, the least value that the exporter assumes for a symbol: its graphs are also used for
     one page or one sequence, where another source checks them.
@@ -154,15 +154,15 @@ class GuardCondition:
 
     text: str
     names: frozenset[str]
-    """Symbols of the sizes that it depends on."""
+    """Symbols of the sizes that the guard depends on."""
     met: Callable[[SizeValues], bool]
-    """Return whether it holds at values of all symbols; a division by zero counts as no."""
+    """Function from values of all symbols to whether the guard holds; a division by zero counts as false."""
     margin: Callable[[], sympy.Expr]
-    """Return an expression that is not negative where it holds. Raises Incomplete if there is none in integers."""
+    """Function that returns an expression that is not negative where the guard holds, or raises ``Incomplete``."""
 
 
 def guard_conditions(exported: Exported) -> list[GuardCondition]:
-    """Parse and return every guard of an export.
+    """Parse every guard of an export.
 
     Raises:
         Incomplete: a guard depends on something other than sizes of inputs.
@@ -187,7 +187,7 @@ def guard_conditions(exported: Exported) -> list[GuardCondition]:
 
 
 def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
-    """Return expressions in an export's symbols that are at least 0 exactly where its guards hold.
+    """Return expressions in an export's symbols that are all at least 0 exactly where its guards hold.
 
     Expressions that are never negative are left out. That the exporter assumes symbols to be at least 2 is not among
     them.
@@ -201,7 +201,7 @@ def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
 
 
 def _values(exported: Exported, point: SizeValues) -> dict[str, int]:
-    """Return the text of each symbolic size, which may be an expression -> its value at a point."""
+    """Return the value of each symbolic size at a point, by text of the size, which may be an expression."""
     symbols = dict.fromkeys(size.symbol for size in exported.job.sizes)
     return {s: point[s] if s in point else evaluate(parse(s), point) for s in symbols}
 
@@ -223,7 +223,7 @@ def _holds(holds: Guard, values: SizeValues) -> bool:
 
 
 def _guards(exported: Exported) -> list[tuple[str, Guard]]:
-    """Return (text, function of sizes) of each distinct guard."""
+    """Return the text and the function of sizes of each distinct guard."""
     return _each(exported.job, exported.guards, lambda node: (ast.unparse(node), _read(node, _AT_SIZES)))
 
 
@@ -249,7 +249,7 @@ def _about_sizes(job: ExportJob) -> Iterator[None]:
 
 
 class _SizeSubstitution(ast.NodeTransformer):
-    """Replaces ``L['keys'][0].size()[2]``, the size of an input in a guard, by its symbol or constant."""
+    """Transformer that replaces the size of an input, ``L['keys'][0].size()[2]``, by its symbol or constant."""
 
     def __init__(self, job: ExportJob) -> None:
         self.args: Any = job.args

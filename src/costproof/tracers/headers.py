@@ -1,4 +1,4 @@
-"""Lay out what a checkpoint stores of each module; count it from the headers of its files, a source of its own."""
+"""Determine which tensors a checkpoint stores for each module, and count them in the headers of its files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 HEADERS: Final = "headers"
-"""Name of the source."""
+"""Name of the source that counts the headers of checkpoint files."""
 _METRICS: Final[tuple[Metric, ...]] = ("stored_bytes", "stored_elements")
 
 
@@ -46,7 +46,7 @@ def scheme_of(target: Target, model: nn.Module) -> Scheme:
 
 
 def layout_of(target: Target, model: nn.Module, workload: Workload) -> tuple[Scheme, list[StoredModule]]:
-    """Return the scheme of the checkpoint, and its tensors by module.
+    """Return the quantisation scheme of a checkpoint, and its tensors by module.
 
     Raises:
         UnknownFormat: the layout is not known.
@@ -74,7 +74,7 @@ def has_headers(target: Target) -> bool:
 
 
 def headers_ledger(target: Target, workload: Workload) -> Ledger:
-    """Return the stored bytes and elements of each module by the headers of its checkpoint.
+    """Return a ledger of each module's stored bytes and elements, read from the headers of its checkpoint.
 
     Sizes are those of the headers, and do not depend on a layout. The layout only names tensors that it does not have,
     and those that the headers do not have: the known causes become differences that the ledger states. Tensors of
@@ -130,7 +130,7 @@ def headers_ledger(target: Target, workload: Workload) -> Ledger:
 def _layout(
     target: WithStorage, model: nn.Module, notes: list[str]
 ) -> tuple[list[StoredTensor] | None, _Places, dict[str, None]]:
-    """Return the layout of a checkpoint, modules by tensor name, and name suffixes of tensors of unknown size."""
+    """Return the tensors of a checkpoint's layout, their modules, and name suffixes of tensors of unknown size."""
     try:
         scheme, known = target.stored.scheme(model_facts(model).model_type), True
         layout = list(stored_modules(model, library_reading(target.stored, model)))
@@ -157,18 +157,18 @@ def _stated(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The modules of a model by the names of their tensors in its checkpoint."""
+    """The module of a model that each tensor of its checkpoint belongs to."""
 
     tensors: Mapping[str, str]
-    """Name of a tensor -> path of its module."""
+    """Path of a tensor's module, by tensor name."""
     modules: Mapping[str, str] = field(default_factory=dict)
-    """Path of a module in the checkpoint -> its path in the model."""
+    """Path of a module in the model, by its path in the checkpoint."""
     holders: frozenset[str] = frozenset()
-    """Paths of modules with tensors of their own."""
+    """Paths of the modules with tensors of their own."""
 
     @classmethod
     def of(cls, model: nn.Module, layout: Iterable[StoredModule]) -> _Places:
-        """Return the modules of a model by the names of their tensors, with those that the checkpoint's layout adds."""
+        """Return the modules by names of their tensors, including tensors that only the checkpoint's layout has."""
         names = checkpoint_names(model)
         held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
         tensors = {names.parameter(path): path.rpartition(".")[0] for path, _ in held}

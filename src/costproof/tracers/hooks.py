@@ -1,4 +1,4 @@
-"""Trace a run by forward hooks on every module: the second dynamic tracer, independent of TorchLens.
+"""Trace a run by forward hooks on every module, as a second dynamic tracer that is independent of TorchLens.
 
 Hooks count calls and caller-callee edges, record the shapes and dtypes of inputs and outputs, and measure how much the
 cache grows in each module, while the formulas of ``FlopCounterMode`` count operators. All hooks are removed at the end.
@@ -39,7 +39,7 @@ MAX_EVENTS: Final = 20_000
 
 @dataclass(slots=True)
 class _CacheFill:
-    """Caches that one module call received, their bytes before it, and the growth in nested calls."""
+    """Caches that one module call received, their bytes before the call, and their growth in nested calls."""
 
     caches: tuple[Any, ...]
     before: int
@@ -50,28 +50,28 @@ class _CacheFill:
 
 @dataclass(slots=True)
 class Hooked:
-    """Records that the hooks of one run made; the hooks do not change the run."""
+    """Records of the hooks in one run, which do not change the run."""
 
     run: Run
     all_calls: bool
     paths: dict[int, str]
-    """``id`` of a module -> its path."""
+    """Path of a module, by ``id`` of the module."""
     call_counts: Counter[str] = field(default_factory=Counter)
     edges: Counter[tuple[str, str]] = field(default_factory=Counter)
     inputs: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
-    """Path -> inputs of the first call, or of all calls."""
+    """Inputs of a module's first call, or of all its calls, by path."""
     outputs: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     left_out: int = 0
-    """Events beyond the maximum."""
+    """Number of events beyond the maximum, which are not recorded."""
     cache_growth: Counter[str] = field(default_factory=Counter)
     """Bytes by which the caches grew, by the module that wrote them."""
     stack: list[tuple[str, int, BaseException | None]] = field(default_factory=list)
     filling: list[_CacheFill] = field(default_factory=list)
-    """Parallel to the stack: the caches that each call received."""
+    """Caches that each active call received, in the order of the call stack."""
     marked: set[str] = field(default_factory=set)
     judged: DispatchedFlops = field(default_factory=DispatchedFlops)
-    """FLOPs of the operators that ran inside each call, by torch's own formulas."""
+    """FLOPs of the operators inside each call, by torch's own formulas."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         path = self.paths[id(module)]
@@ -180,7 +180,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
 def causal_mask(tensor: torch.Tensor, window: int) -> Elements:
     """Return the values of a causal mask with the shape of ``tensor`` [.., queries, keys].
 
-    The last query is aligned with the last key, as behind a filled cache.
+    The last query is aligned with the last key, as after a filled cache.
 
     Args:
         tensor: the mask input; boolean, or to be added to scores.
@@ -203,9 +203,9 @@ def causal_mask(tensor: torch.Tensor, window: int) -> Elements:
 
 
 MAX_VALUES: Final = 1_000
-"""Most values that are recorded of one call."""
+"""Maximum number of values that are recorded for one call."""
 MAX_PLAIN: Final = 16
-"""Longest list of plain values that is written out."""
+"""Maximum length of a list of plain values that is written out."""
 MAX_TEXT: Final = 80
 MAX_DEPTH: Final = 12
 
@@ -226,7 +226,7 @@ def describe_output(output: Any, call: int = 1) -> tuple[ValueAt, ...]:
 
 
 class _Walk:
-    """Describes nested values in one pass. A tensor that occurs again refers to its first occurrence."""
+    """One pass over nested values that describes each; a repeated tensor refers to its first occurrence."""
 
     def __init__(self, call: int) -> None:
         import torch
@@ -246,7 +246,7 @@ class _Walk:
         return tuple(self.found)
 
     def value(self, value: Any, place: str) -> None:
-        """Describe a value and everything inside it."""
+        """Describe a value and all values inside it."""
         if isinstance(value, self.tensor):
             self._tensor(rows_of(value), place)
         elif value is None or isinstance(value, bool | int | float | str):
@@ -261,12 +261,12 @@ class _Walk:
             self.open.pop()
 
     def items(self, values: Iterable[Any], place: str) -> None:
-        """Describe each item of a sequence, at its own place below that of the sequence."""
+        """Describe each item of a sequence, with its index added to the path."""
         for i, item in enumerate(values):
             self.value(item, f"{place}[{i}]")
 
     def mapping(self, values: Mapping[Any, Any], place: str) -> None:
-        """Describe each value of a mapping, at its own place below that of the mapping."""
+        """Describe each value of a mapping, with its key added to the path."""
         for key, item in values.items():
             shown = str(key)
             self.value(item, f"{place}.{shown}" if shown.isidentifier() else f"{place}[{shown[:MAX_TEXT]!r}]")
@@ -287,13 +287,13 @@ class _Walk:
             self._object(value, place)
 
     def _object(self, value: Any, place: str) -> None:
-        """Describe an object by its type's name; for a cache, also its tensors."""
+        """Describe an object by its type's name; for a cache, describe its tensors too."""
         self._plain(type(value).__name__, None, place)
         for where, tensor in self._held(value, place):
             self._tensor(tensor, where, "cache")
 
     def _held(self, cache: Any, place: str) -> Iterator[tuple[str, Any]]:
-        """Yield (place, tensor) of a cache with layers, or with lists of keys and values (transformers before 4.54)."""
+        """Yield (path, tensor) for a cache with layers, or with lists of keys and values (transformers before 4.54)."""
         layers = getattr(cache, "layers", None)
         if isinstance(layers, list | tuple):
             for i, layer in enumerate(layers):
@@ -327,7 +327,7 @@ class _Walk:
 
 
 def _small(value: JsonScalar) -> JsonScalar:
-    """Return a scalar if JSON can represent it and it is short, else ``None``."""
+    """Return a scalar that is short and valid in JSON; ``None`` for other values."""
     if isinstance(value, str):
         return str(value) if len(value) <= MAX_TEXT else None
     if isinstance(value, float) and not math.isfinite(value):

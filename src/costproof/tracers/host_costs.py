@@ -1,4 +1,4 @@
-"""Measure what this machine spends outside of operators: on a module call, a kernel start, and a graph replay.
+"""Measure this machine's times outside of operators: for a module call, a kernel start, and a graph replay.
 
 The times of a module call and of an operator in a forward are the means over a small decoder of transformers, divided
 into calls as in :mod:`costproof.tracers.eager_calls`; the same operators are also timed in isolation. The time from a
@@ -32,21 +32,21 @@ _SIZES: Final[dict[str, Any]] = {
 _TOKENS: Final = 16
 _TIMES: Final = 9
 _REPEATED: Final = 3
-"""Number of measurements; the fastest counts, since other work on the machine can only slow it down."""
+"""Number of measurements; the fastest one counts, since other work on the machine can only slow one down."""
 _LEAST: Final = 100
-"""Nanoseconds; smaller host times are noise of the clocks."""
+"""Least host time in nanoseconds; smaller times are noise of the clocks."""
 _CHAIN: Final = 50
 """Number of kernels by which the longer of two timed CUDA graphs exceeds the shorter."""
 _WIDTH: Final = 512
-"""Width of the layers in the blocks of kernels that are timed together."""
+"""Width of the layers in the blocks that are timed together."""
 _PROFILES: Final = 5
 """Number of profiled runs after the warm-up run; their median is used."""
 _BLOCKS: Final = 24
-"""Number of blocks, each of about five kernels, that are timed together."""
+"""Number of blocks, of about five kernels each, that are timed together."""
 
 
 def _network(run: str) -> Run:
-    """Return the run of a small transformers decoder, with typical modules and Python code around operators."""
+    """Return a run of a small transformers decoder, with typical modules and Python code around operators."""
     from transformers import LlamaConfig, LlamaModel
 
     with torch.random.fork_rng(devices=[]):
@@ -65,7 +65,7 @@ def _module_calls(forward: Run) -> int:
 
 
 def measure_host(run: str, source: str, progress: Progress = silent) -> dict[str, DeviceFigure]:
-    """Return device field -> figure, for each host cost that can be measured on this machine.
+    """Return the measured figure of each host cost of this machine, by field of a device file.
 
     Args:
         run: ``cpu`` or ``cuda``. On a processor only the module call is a figure: operators run inside their calls.
@@ -113,20 +113,20 @@ def measure_host(run: str, source: str, progress: Progress = silent) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class GraphTimes:
-    """What a CUDA graph takes besides its kernels, in nanoseconds, in a queue that is never empty."""
+    """Overheads of a CUDA graph besides its kernels, in nanoseconds, in a queue that is never empty."""
 
     gap: int
-    """Nanoseconds that each kernel of a CUDA graph takes beyond its time in an eager run."""
+    """Nanoseconds that each kernel in a CUDA graph takes beyond its time in an eager run."""
     replay: int
     """Nanoseconds that each replay of a CUDA graph takes besides its kernels and their gaps."""
     cold: tuple[int, int]
-    """Times of the graph of one small kernel and of that kernel in an eager run, both after other data was read."""
+    """Times of a graph of one small kernel, and of that kernel in an eager run, both with cold caches."""
     mixture: tuple[int, int, int]
-    """Launches of a mixture of kernels, the times of these kernels in an eager run, and that of their graph."""
+    """Launches in a mixture of kernels, the time of these kernels in an eager run, and the time of their graph."""
 
 
 class _Mixture(nn.Module):
-    """Typical kernels in sequence; unlike transformers, it takes the same branches while a graph is captured."""
+    """Sequence of typical kernels which, unlike transformers, takes the same branches while a graph is captured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class _Mixture(nn.Module):
 
 
 class _Cold(nn.Module):
-    """Runs a small kernel after reading other data, so that caches are cold."""
+    """Module that runs a small kernel after reading other data, so that caches are cold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,13 +154,13 @@ class _Cold(nn.Module):
 
 
 def measure_graph() -> GraphTimes | None:
-    """Measure the overheads of a CUDA graph: of a replay, of each kernel, and of a graph that is not in the caches.
+    """Measure the overheads of a CUDA graph: per replay, per kernel, and of a graph that is not in the caches.
 
-    What a graph of a mixture of kernels takes beyond the times of these kernels in an eager run, as the profiler shows
-    them, and beyond a replay, is divided among them. The replay is what the graph of one kernel takes, less what each
-    kernel of a longer graph adds. That of a graph which is not in the caches, as between other work, is what the graph
-    of one kernel then takes beyond that kernel. The device is busy until a graph is enqueued: on an idle device the
-    time would contain that of the host, which grows with the number of kernels too.
+    The overhead of a kernel is the time of a graph of mixed kernels, minus a replay and the kernels' profiled times in
+    an eager run, divided by their number. The replay is the time of a graph of one kernel, minus the time that each
+    kernel of a longer graph adds. The replay of a graph that is not in the caches, as between other work, is the time
+    of a graph of one kernel then, minus that kernel's. The device is busy until a graph is enqueued: on an idle device
+    the time would include that of the host, which grows with the number of kernels too.
 
     Returns:
         ``None`` if the device captures no graphs, or the profiler sees no kernels.
@@ -190,18 +190,18 @@ def measure_graph() -> GraphTimes | None:
 
 
 def _profiles(model: nn.Module, inputs: dict[str, Any]) -> list[list[EnqueuedCall]]:
-    """Return the calls that enqueue kernels, for each of several profiled runs of a model."""
+    """Return the calls that enqueue kernels, in each of several profiled runs of a model."""
     run = Run("graphs", model, inputs, lambda path, call: ("graphs", ""))
     every = [[c for piece in profile_calls(run, [""]) for c in piece.calls] for _ in range(1 + _PROFILES)][1:]
     return [[call for call in calls if call.launches] for calls in every]
 
 
 def _graph_time(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> int:
-    """Return the median time, in nanoseconds, of a replay of ``work`` captured as a CUDA graph.
+    """Return the median nanoseconds of a replay of ``work`` captured as a CUDA graph.
 
     Args:
-        work: the work.
-        before: is called before each replay, outside of the time.
+        work: function to be captured.
+        before: function that is called before each replay, outside of the measured time.
 
     Raises:
         RuntimeError: the device captures no graphs.

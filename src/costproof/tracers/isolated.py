@@ -1,4 +1,4 @@
-"""Trace every stage in isolation, at the sizes that it has in the whole run: the isolated source.
+"""The isolated source: trace every stage separately, at the sizes that the stage has in the whole run.
 
 The dynamic source extracts a stage from a trace of the whole model. Here only the stage runs, so the two can be
 compared: the costs of a stage must not depend on what runs around it.
@@ -32,19 +32,19 @@ from costproof.tracers.storage import resident_bytes
 from costproof.tracers.torchlens_trace import TracedForward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
-"""Prefix of paths inside a wrapper that are not paths of the model; no module can have this name."""
+"""Prefix of the paths of a wrapper's own modules; no module of a model can have this name."""
 
 _CACHE_ROLES: Final = ("output.1.",)
-"""TorchLens's name of the second result of a wrapper, which is its cache."""
+"""Name that TorchLens gives the second result of a wrapper, which is the wrapper's cache."""
 
 _INPUT: Final = "input."
-"""Prefix of TorchLens's names of inputs."""
+"""Prefix of the names that TorchLens gives inputs."""
 
 _CACHE_INPUTS: Final = (f"{_INPUT}keys.", f"{_INPUT}values.")
 
 
 def isolated_ledger(target: Staged, workload: Workload, progress: Progress = silent) -> Ledger:
-    """Trace every invocation of every stage separately on meta and cost what ran.
+    """Trace every invocation of every stage separately on meta, and compute the costs of the operators that ran.
 
     Sums over decode steps come from the first, a middle and the last one, as in the dynamic source.
 
@@ -87,7 +87,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
 
 
 def trace_stage(run: ExportJob) -> TracedForward:
-    """Trace one stage with paths from the root of the model; only past keys and values remain as inputs.
+    """Trace one stage with paths from the root of the model; only past keys and values remain as graph inputs.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the stage.
@@ -102,7 +102,7 @@ def trace_stage(run: ExportJob) -> TracedForward:
 def stage_nodes(
     run: ExportJob, traced: TracedForward, work: CostedGraph, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
-    """Return the nodes of one stage run, and its unknown operators.
+    """Return the cost nodes of a traced stage run, and its unknown operators.
 
     Raises:
         Incomplete: the wrapper computes something itself.
@@ -121,13 +121,13 @@ def stage_nodes(
 
 
 def _buffers(run: ExportJob) -> dict[str, int | None]:
-    """Return full name -> bytes of the model's buffers that an isolated run contains; unknown sizes are ``None``."""
+    """Return the bytes of the model's buffers in an isolated run by full name; ``None``: unknown."""
     rename, named = path_renamer(run.prefix), Paths(run.module).buffers.items()
     return resident_bytes({outer: buffer for name, buffer in named if (outer := rename(name)) is not None})
 
 
 def _parameters(run: ExportJob) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return full name -> (shape, dtype) of the model's parameters that an isolated run contains."""
+    """Return shape and dtype of the model's parameters in an isolated run, by full name."""
     rename = path_renamer(run.prefix)
     return {
         outer: (tuple(p.shape), dtype_name(p.dtype))

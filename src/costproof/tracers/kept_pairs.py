@@ -1,8 +1,8 @@
-"""Count the query-key pairs that masks leave in a run, from the values that its masks have.
+"""Count the query-key pairs that masks keep in a run, from the values of the masks.
 
 The rules of :mod:`costproof.opgraph.kept` read masks off the operators of a graph. Nothing of them is used here: torch
-itself computes what a mask contains, next to a run on meta, and what softmax and masks leave of scores is counted. Of a
-fused operator the pairs are counted query by query, from its definition.
+itself computes what a mask contains, next to a run on meta, and what softmax and masks leave of scores is counted. The
+pairs of a fused operator are counted query by query, from its definition.
 
 Large masks are computed some rows at a time: a mask of 131,072 x 131,072 pairs is never stored.
 """
@@ -23,15 +23,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 from costproof.ledger.errors import first_line
 
 _STORED: Final = 2**18
-"""Maximum number of elements of a tensor whose values are stored; of larger ones some rows are computed at a time."""
+"""Maximum number of elements of a tensor whose values are stored; larger tensors are computed some rows at a time."""
 _LONGEST: Final = 2**24
-"""The same of a vector."""
+"""Maximum number of elements of a vector whose values are stored."""
 _MOST: Final = 2**26
-"""Maximum number of elements of a mask that are counted."""
+"""Maximum number of mask elements that are counted."""
 _HIDDEN: Final = -9_999.0
-"""Scores to which at most this number is added are hidden."""
+"""Largest number that hides a score when it is added to it."""
 _SCORE: Final = 0.7390851
-"""Stands for a number that is neither 0 nor hides a score."""
+"""Number in place of an unknown score; it is not 0 and does not hide a score."""
 _FILLED: Final = {"zeros": 0, "ones": 1}
 _FACTORIES: Final = (
     "arange", "scalar_tensor", "full", "zeros", "ones", "eye", "tril_indices", "triu_indices", "tensor",
@@ -44,7 +44,7 @@ PRODUCTS: Final = ("bmm", "baddbmm", "mm", "addmm")
 
 
 class Elements(NamedTuple):
-    """Values of a tensor: stored, or computed for some rows (the dimension before the last one).
+    """Values of a tensor: stored, or computed for some rows (indices of the dimension before the last).
 
     Dimensions over which the values are equal may have the size 1.
     """
@@ -53,11 +53,11 @@ class Elements(NamedTuple):
     rows: Callable[[int, int], torch.Tensor]
     whole: torch.Tensor | None = None
     key: Hashable = None
-    """Equal for values that are computed alike from equal ones."""
+    """Key that is equal for values that are computed by the same operations from equal values."""
 
 
 def stored(tensor: torch.Tensor, shape: tuple[int, ...] | None = None) -> Elements:
-    """Return the values of a tensor that has them; ``shape``: in which it is used."""
+    """Return the elements of a tensor with values; ``shape`` is the broadcast shape in which they are used."""
     return Elements(tuple(tensor.shape) if shape is None else shape, partial(_rows_of, tensor), tensor)
 
 
@@ -66,7 +66,7 @@ def _rows_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
 
 
 def _rows(value: Any, first: int, end: int) -> Any:
-    """Return some rows of known values; those of a single row for all, and anything else unchanged."""
+    """Return some rows of known values, where a single row stands for all rows; return anything else unchanged."""
     if not isinstance(value, Elements):
         return value
     return value.rows(0, 1) if len(value.shape) > 1 and value.shape[-2] == 1 else value.rows(first, end)
@@ -77,7 +77,7 @@ def _constant(shape: tuple[int, ...], number: float = _SCORE, dtype: torch.dtype
 
 
 def _in_shape(values: torch.Tensor, before: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """Return rows of values with other leading dimensions of the same size in all; equal values stay one.
+    """Reshape the leading dimensions of rows of values; values that are equal over them stay unexpanded.
 
     Args:
         before: the shape of all values, of which some dimensions may have the size 1 in ``values``.
@@ -90,13 +90,13 @@ def _in_shape(values: torch.Tensor, before: Sequence[int], shape: Sequence[int])
 
 
 def _expanded(values: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """Return values with leading dimensions of size 1, over which they are equal."""
+    """Prepend dimensions of size 1, over which values are equal."""
     return values.reshape((1,) * (dimensions - values.dim()) + tuple(values.shape))
 
 
 _broadcast: Final[Callable[..., tuple[int, ...]]] = torch.broadcast_shapes
 PLAIN: Final = _constant(())
-"""A tensor computed from activations or weights, of which nothing is known but that it hides no score."""
+"""Values of a tensor computed from activations or weights: unknown, except that they hide no score."""
 
 
 class _Entry(NamedTuple):
@@ -108,7 +108,7 @@ class _Entry(NamedTuple):
 
 
 class RunValues:
-    """Values of tensors of a run, computed by torch itself from those that have values."""
+    """Values of a run's tensors, which torch computes from tensors with known values."""
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
@@ -116,7 +116,7 @@ class RunValues:
     def add(
         self, tensor: torch.Tensor, value: torch.Tensor | Elements, *, weight: bool = False, multiplied: bool = False
     ) -> None:
-        """Note the elements of a tensor without values, or that it is a weight; others must not change them."""
+        """Record the values of a meta tensor, or that the tensor is a weight; other code must not change the values."""
         known = value if isinstance(value, Elements) else stored(value)
         ref = weakref.ref(tensor, partial(self._forget, id(tensor)))
         self._entries[id(tensor)] = _Entry(ref, known, _storage(tensor), weight, multiplied)
@@ -126,7 +126,7 @@ class RunValues:
             del self._entries[key]
 
     def known(self, tensor: Any) -> Elements | None:
-        """Return the values of a tensor, or ``None`` if they are not known."""
+        """Return the values of a tensor; ``None`` if they are unknown."""
         entry = self._entries.get(id(tensor))
         if entry is not None and entry.ref() is tensor:
             return entry.known
@@ -139,20 +139,20 @@ class RunValues:
         return isinstance(tensor, torch.nn.Parameter) or (entry is not None and entry.ref() is tensor and entry.weight)
 
     def is_multiplied(self, tensor: Any) -> bool:
-        """Return whether a tensor is a product of parameters alone, or computed from one: projected learned queries."""
+        """Return whether a tensor is, or comes from, a product of parameters alone, as do projected learned queries."""
         entry = self._entries.get(id(tensor))
         return entry is not None and entry.ref() is tensor and entry.multiplied
 
     def get(self, value: Any) -> Any:
-        """Return a tensor with values in place of one whose values are stored; return anything else unchanged."""
+        """Return the stored values of a tensor in place of the tensor; return anything else unchanged."""
         known = self.known(value) if isinstance(value, torch.Tensor) else None
         return value if known is None or known.whole is None or known is PLAIN else known.whole
 
     def follow(self, func: Any, name: str, args: Any, kwargs: Any, result: Any, *, product: bool) -> None:
-        """Compute the result of an operator on meta where the values of its tensors are known.
+        """Compute the result of an operator on meta tensors with known values.
 
         Args:
-            product: whether it multiplies matrices, so that its result hides nothing.
+            product: whether the operator multiplies matrices, so that its result hides no score.
         """
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -191,13 +191,13 @@ class RunValues:
             self.add(tensor, value, weight=weight, multiplied=multiplied)
 
     def forget(self, result: Any) -> None:
-        """Forget the results of an operator, and all that share their memory."""
+        """Discard the values of an operator's results, and of all tensors that share their memory."""
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._drop(tensor)
 
     def _drop(self, changed: torch.Tensor) -> None:
-        """Forget a tensor that was overwritten, and all that share its memory."""
+        """Discard the values of an overwritten tensor, and of all tensors that share its memory."""
         storage = _storage(changed)
         for key, entry in list(self._entries.items()):
             if entry.storage == storage and entry.known is not PLAIN:
@@ -210,12 +210,12 @@ class RunValues:
 
 
 def _is_dense(whole: torch.Tensor) -> bool:
-    """Return whether each element has memory of its own."""
+    """Return whether no two elements of a tensor share memory."""
     return all(stride or size < 2 for stride, size in zip(whole.stride(), whole.shape, strict=True))
 
 
 def _hide(values: Sequence[Elements | None]) -> bool:
-    """Return whether a tensor of numbers hides scores to which it is added, or flags select them."""
+    """Return whether known values can hide scores: as an additive mask, or as flags that select scores."""
     for one in values:
         if one is None or one is PLAIN:
             continue
@@ -239,7 +239,7 @@ def computed(
     made: Sequence[torch.Tensor],
     known: Callable[[Any], Elements | None],
 ) -> list[Elements] | None:
-    """Compute the values of an operator's results with torch from those of its inputs; ``None`` if unknown."""
+    """Compute the values of an operator's results with torch from those of its inputs; ``None`` if they are unknown."""
     shape = tuple(made[0].shape)
     stem = name.removesuffix("_") if func._schema.is_mutable else name
     base = stem.removesuffix("_like").removeprefix("new_")
@@ -278,7 +278,7 @@ def _is_known(value: Any) -> bool:
 
 
 def _held(value: Any) -> Any:
-    """Return a copy of stored values, which later operators may overwrite."""
+    """Return a copy of stored values, since later operators may overwrite the tensor."""
     if not _is_known(value) or value.whole is None or value.key is not None:
         return value
     own = value.whole.clone() if value.whole.numel() <= _STORED else value.whole
@@ -291,7 +291,7 @@ def _keyed(value: Any) -> Hashable:
 
 
 def _by_rows(func: Any, name: str, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Any:
-    """Return a function (first row, last row + 1) -> values, or ``None`` for an operator that is not row by row."""
+    """Return a function from (first row, last row + 1) to result rows; ``None`` for operators that mix rows."""
     if torch.Tag.pointwise in func.tags or name in _SAME:
 
         def rows(a: int, b: int) -> Any:
@@ -322,7 +322,7 @@ def _by_rows(func: Any, name: str, args: Any, kwargs: Any, shape: tuple[int, ...
 
 
 def _grown(values: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-    """Return values with all of one dimension, over which they may be equal."""
+    """Expand one dimension of values to its full size, if they are equal over the dimension."""
     shape = list(values.shape)
     shape[axis] = size
     return values.expand(shape)
@@ -336,13 +336,13 @@ def _joined(parts: Sequence[tuple[torch.Tensor, int]], rows: int) -> torch.Tenso
 
 @dataclass(slots=True)
 class _Product:
-    """The product that computed scores: where, its FLOPs and its number of scores."""
+    """The matrix product that computed scores: its call, FLOPs and number of scores."""
 
     key: Any
     flops: int
     pairs: int
     before: int | None = None
-    """Pairs that the masks before a softmax leave."""
+    """Number of pairs that the masks before a softmax keep."""
     softmax: bool = False
     widened: bool = False
     done: bool = False
@@ -352,29 +352,29 @@ class _Followed(NamedTuple):
     ref: weakref.ref[torch.Tensor]
     product: _Product
     known: Elements | None
-    """Scores with a constant in place of each number that is computed; ``None`` after a mask that is not known."""
+    """Scores with a constant in place of each computed number; ``None`` after an unknown mask."""
     masked: bool
 
 
 @dataclass(slots=True)
 class KeptPairs:
-    """Pairs and FLOPs that masks leave, and FLOPs that they hide, by call of a module and operator.
+    """Pairs that masks keep, and FLOPs that they hide, by call of a module and operator.
 
     An error while masks are read makes the pairs of their scores unknown, and nothing else.
     """
 
     values: RunValues
     kept: dict[Any, int | None]
-    """(active calls, operator) -> query-key pairs; ``None`` is unknown."""
+    """Query-key pairs by (active calls, operator); ``None``: unknown."""
     hidden: dict[Any, int | None]
-    """(active calls, operator) -> FLOPs for pairs that masks hide; ``None`` is unknown."""
+    """FLOPs for pairs that masks hide, by (active calls, operator); ``None``: unknown."""
     unread: dict[str, str]
-    """Operator -> the error that ended the reading of its masks."""
+    """Error that ended the reading of an operator's masks, by operator."""
     _scores: dict[int, _Followed] = field(default_factory=dict)
     _counts: dict[Hashable, int | None] = field(default_factory=dict)
 
     def fused(self, key: Any, flops: int, count: Callable[[], tuple[int, int | None]]) -> None:
-        """Add a fused attention call; ``count`` returns its pairs, and those that its mask leaves."""
+        """Add a fused attention call; ``count`` returns its pairs, and the pairs that its mask keeps."""
         try:
             pairs, kept = count()
         except Exception as error:
@@ -384,7 +384,7 @@ class KeptPairs:
         _add(self.hidden, key, None if kept is None else flops - (flops * kept // pairs if pairs else 0))
 
     def follow(self, key: Any, func: Any, name: str, args: Any, kwargs: Any, result: Any, flops: int) -> None:
-        """Follow scores from the product that computes them to the one that weights values by them."""
+        """Track scores from the product that computes them to the product that weights values by them."""
         try:
             self._follow(key, func, name, args, kwargs, result, flops)
         except Exception as error:
@@ -392,7 +392,7 @@ class KeptPairs:
             self._lose([*([key] if flops else []), *(s.product.key for s in scores)], name, error)
 
     def _lose(self, keys: Iterable[Any], name: str, error: Exception) -> None:
-        """Make the pairs of some calls unknown, since the reading of a mask failed."""
+        """Mark the pairs of some calls as unknown, since the reading of a mask failed."""
         self.kept |= dict.fromkeys(keys)
         self.hidden |= dict.fromkeys(keys)
         self.unread[name] = first_line(error)
@@ -460,7 +460,7 @@ class KeptPairs:
         self._note(result, _Product(key, flops, prod(shape)), known, masked=added is not None and added.numel() > 1)
 
     def _weights(self, key: Any, scores: _Followed, factor: torch.Tensor, flops: int) -> None:
-        """Add an attention whose scores weight values in this product."""
+        """Record the attention that ends with this product, in which scores weight values."""
         first = scores.product
         if first.done or not (scores.masked or first.softmax):
             return
@@ -475,7 +475,7 @@ class KeptPairs:
             _add(self.hidden, place, None if left is None else cost - cost * left // first.pairs)
 
     def _count(self, flags: Elements) -> int | None:
-        """Return how many flags are true; ``None`` for too many."""
+        """Return the number of flags that are true; ``None`` if there are too many flags."""
         if flags.key is None or flags.key not in self._counts or flags.whole is not None:
             self._counts[flags.key] = _number(flags)
         return self._counts[flags.key]
@@ -499,7 +499,7 @@ def _add(sums: dict[Any, int | None], key: Any, amount: int | None) -> None:
 
 
 def visible(known: Elements) -> Elements:
-    """Return whether each score is shown: neither hidden before a softmax nor set to 0."""
+    """Return for each score whether it is visible: neither hidden before a softmax nor set to 0."""
     whole = None if known.whole is None else _shown(known.whole)
     return Elements(known.shape, lambda a, b: _shown(known.rows(a, b)), whole, ("visible", known.key))
 
@@ -509,7 +509,7 @@ def _shown(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unhidden(values: torch.Tensor) -> torch.Tensor:
-    """Return which values hide no score, as complex numbers do not."""
+    """Return which values hide no score; complex values never hide one."""
     if values.is_complex():
         return torch.ones_like(values, dtype=torch.bool)
     return values if values.dtype == torch.bool else values > _HIDDEN
@@ -531,12 +531,12 @@ def _number(flags: Elements) -> int | None:
 
 @lru_cache(maxsize=4096)
 def band(queries: int, keys: int, left: int | None, right: int | None, shift: int) -> int:
-    """Return the pairs of one grid of scores, query by query.
+    """Return the pairs of one query x key matrix in a band around the diagonal, counted query by query.
 
     Args:
-        left: keys that a query sees before its own; ``None`` for all.
-        right: keys that it sees after its own; ``None`` for all.
-        shift: key of query 0.
+        left: keys that a query sees before its own; ``None``: all.
+        right: keys that a query sees after its own; ``None``: all.
+        shift: index of the key that is query 0's own.
     """
     found = 0
     for query in range(queries):
@@ -548,7 +548,7 @@ def band(queries: int, keys: int, left: int | None, right: int | None, shift: in
 
 
 def broadcast_pairs(mask: Elements, pairs: int) -> int | None:
-    """Return the pairs that a mask of flags, or one that is added, leaves in all grids."""
+    """Return the pairs that a boolean or additive mask keeps, broadcast to all query x key matrices."""
     if mask.whole is not None:
         mask = stored(_unhidden(mask.whole), mask.shape)
     one = _number(Elements(mask.shape, lambda a, b: _unhidden(mask.rows(a, b)), mask.whole))

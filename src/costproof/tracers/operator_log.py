@@ -24,15 +24,15 @@ from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.timing import NOWHERE, Stage, watch_modules
 
 _WEIGHTS_KEPT: Final = 8
-"""Sets of weights of a distinct call that are used in turn."""
+"""Number of weight sets that are kept of a distinct call, to be used in turn."""
 _NO_WORK: Final = "prim"
-"""Namespace of operators that only query a tensor; the dispatcher sees them for fake tensors only."""
+"""Namespace of operators that only query a tensor; the dispatcher sees them only for fake tensors."""
 _STANDS_FOR: Final = {"transformers.grouped_mm_fallback.default": "_grouped_mm"}
-"""Operator -> the operator of torch that runs with values: see :mod:`costproof.patches.inference`."""
+"""Operator of torch that runs instead if tensors have values, by name of the recorded operator."""
 
 
 CallPosition = tuple[int, int]
-"""Position of a call in its forward, and the module calls between the operator before it and this one."""
+"""Position of a call in its forward, and the number of module calls between the operator before it and this call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class TensorForm:
     stride: tuple[int, ...]
     dtype: torch.dtype
     weight: bool
-    """Whether it is in the memory of a parameter of the model."""
+    """Whether the tensor is in the memory of a parameter of the model."""
 
     @property
     def size(self) -> int:
-        """Return the elements of the memory span of the tensor; overlapping elements count once."""
+        """Return the number of elements in the memory span of the tensor; overlapping elements count once."""
         if not all(self.shape):
             return 0
         return 1 + sum((n - 1) * abs(s) for n, s in zip(self.shape, self.stride, strict=True))
@@ -60,33 +60,33 @@ class TensorForm:
 
 @dataclass(slots=True)
 class LoggedCall:
-    """A call of an operator that differs from all other calls in operator, tensors or other arguments."""
+    """An operator call that differs from all others in operator, tensor shapes and dtypes, or other arguments."""
 
     function: Any
     spec: Any
     leaves: list[Any]
-    """The flattened arguments: forms of tensors, tensors of indices, and all other values."""
+    """Flattened arguments: shapes and dtypes of tensors, index tensors, and all other values."""
     results: int | None = None
-    """Bytes of the results that are not in the memory of an argument; known only after the call."""
+    """Bytes of the results outside the memory of the arguments; ``None`` before the call."""
     weights: list[list[torch.Tensor]] = field(default_factory=list)
 
     @property
     def views(self) -> bool:
-        """Return whether the operator only returns a view and reads no memory."""
+        """Return whether the operator only returns a view, without reading memory."""
         return bool(getattr(self.function, "is_view", False))
 
     @property
     def tensors(self) -> list[TensorForm | torch.Tensor]:
-        """Return the tensors, or their forms, among the arguments in order."""
+        """Return the tensors among the arguments, or their descriptions, in order."""
         return [leaf for leaf in self.leaves if isinstance(leaf, TensorForm | torch.Tensor)]
 
 
 class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators that a forward calls, by stage and module.
+    """Record of the operators that a forward calls, by stage and module.
 
     Args:
         model: the model whose parameters are weights.
-        numbers: whether tensors have values; then indices, masks and weights are kept.
+        numbers: whether tensors have values; if so, indices, masks and weights are kept.
     """
 
     def __init__(self, model: torch.nn.Module, *, numbers: bool) -> None:
@@ -99,7 +99,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._noted_calls = self._boundaries = self._modules = 0
 
     def passed(self, stage: Stage, module: str) -> None:
-        """Set the stage and module to which the following calls belong."""
+        """Set the stage and module that the following calls belong to."""
         self.place = (stage, module)
         self._boundaries += 1
 
@@ -138,24 +138,24 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """Return a key that all tensors in one storage share, with values or without."""
+    """Return a key that all tensors in one storage share, with or without values."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def _kept(leaf: Any, form: Any) -> Any:
-    """Return what is stored of an argument: its form, or for integers (indices and masks) a copy of the tensor."""
+    """Return the description of an argument; integer tensors (indices and masks) are copied."""
     indices = isinstance(leaf, torch.Tensor) and not (leaf.is_floating_point() or leaf.is_complex())
     return leaf.detach().clone() if indices else form
 
 
 def _real_operator(func: Any) -> Any:
-    """Return the operator that replaces a logged one when it runs on real values."""
+    """Return the operator that replaces a recorded one when it runs on values."""
     packet = getattr(torch.ops.aten, _STANDS_FOR.get(str(func), ""), None)
     return func if packet is None else packet.default
 
 
 def log_operators(run: Run) -> OperatorLog:
-    """Run a forward with values once and return its operators."""
+    """Run a forward with values, and return its operators."""
     notes, kwargs = OperatorLog(run.model, numbers=True), run.inputs()
     with watch_modules(run, _everywhere(run), notes.passed), torch.no_grad(), run.around(), notes:
         run.model(**kwargs)

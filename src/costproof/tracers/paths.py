@@ -1,4 +1,4 @@
-"""Give each module, parameter and buffer one name; find masks and lengths among inputs; split arguments of operators.
+"""Give every module, parameter and buffer one name, find masks and lengths among inputs, and split operator arguments.
 
 A shared module has several paths, a tied parameter has several names, and ``torch.compile`` wraps a module. The name is
 the first path in ``named_modules``, without wrappers.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 COMPILED: Final = "OptimizedModule"
-"""Class of the wrapper of ``torch.compile``."""
+"""Class name of the wrapper of ``torch.compile``."""
 
 _WRAPPED: Final = "_orig_mod"
 R = TypeVar("R")
@@ -32,17 +32,17 @@ class Paths:
 
     def __init__(self, model: nn.Module) -> None:
         self.by_id: dict[int, str] = {}
-        """``id`` of a module -> its path; wrappers of ``torch.compile`` are left out."""
+        """Path of each module, by ``id`` of the module; wrappers of ``torch.compile`` are left out."""
         self.modules: dict[str, nn.Module] = {}
-        """Path -> module, in the order of the model."""
+        """Modules by path, in the order of the model."""
         self.aliases: dict[str, str] = {}
-        """Other paths of shared modules -> their path."""
+        """Canonical path of a shared module, by each of its other paths."""
         self.parameters: dict[str, nn.Parameter] = {}
-        """Name -> parameter, each once."""
+        """Parameters by name, each once."""
         self.tied: dict[str, str] = {}
-        """Other names of tied parameters -> their name, except those by aliases of modules."""
+        """Canonical name of a tied parameter, by each of its other names, except names by aliases of modules."""
         self.buffers: dict[str, torch.Tensor] = {}
-        """Every name -> buffer, except those by aliases of modules."""
+        """Buffers by name, each under all its names except names by aliases of modules."""
         for full, module in model.named_modules(remove_duplicate=False):
             if _is_wrapper(module):
                 continue
@@ -77,7 +77,7 @@ class Paths:
         return self.tied.get(name, name)
 
     def class_names(self) -> dict[str, str]:
-        """Return path of every module -> name of its class."""
+        """Return the class name of every module, by path."""
         return {path: type(module).__name__ for path, module in self.modules.items()}
 
     def children(self, path: str) -> Iterator[str]:
@@ -95,7 +95,7 @@ class Paths:
 def repeat_if_modules_replaced(
     model: nn.Module, watch: Callable[[], R], again: Callable[[], object] = lambda: None
 ) -> R:
-    """Return the result of ``watch``; call it again if the model replaced its own modules during the first call.
+    """Call ``watch``, and call it again if the model replaced some of its modules during the first call.
 
     Modules that are created while the model runs are not watched: their work would belong to the enclosing module.
 
@@ -115,12 +115,12 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 
 def unwrapped(path: str) -> str:
-    """Return the path without wrappers of ``torch.compile``."""
+    """Return a module path without wrappers of ``torch.compile``."""
     return ".".join(part for part in path.split(".") if part != _WRAPPED) if _WRAPPED in path else path
 
 
 Operands = tuple[tuple[Value, ...], dict[str, Any], dict[str, Value]]
-"""Tensors in order, other arguments by name, tensors by name: the fields of an :class:`.OpCall`."""
+"""The fields of an :class:`.OpCall`: tensors in order, other arguments by name, tensors by name."""
 
 
 def split_arguments(
@@ -130,7 +130,7 @@ def split_arguments(
     tensors_in: Callable[[Any], list[Value]],
     plain: Callable[[Any], Any],
 ) -> Operands:
-    """Split the arguments of one call in the order of its schema; without a schema they are named by position.
+    """Split a call's arguments in the order of the operator's schema; without a schema they are named by position.
 
     For a list of tensors with holes (``x[:, i]`` has ``[None, i]``), the attribute lists which items are tensors.
 
@@ -157,21 +157,21 @@ def split_arguments(
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return ``bfloat16`` for ``torch.bfloat16``."""
+    """Return the name of a dtype without the package: ``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 
 def plain_value(value: Any) -> Any:
-    """Return an argument that is not a tensor, with dtypes as names."""
+    """Return an argument without tensors as plain data, with dtypes as names."""
     if isinstance(value, list | tuple):
         return [plain_value(v) for v in value]
     return dtype_name(value) if type(value).__module__ == "torch" else value
 
 
 def mark_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
-    """Return the graph with every operator marked as possibly run in the narrowest of some autocast dtypes.
+    """Mark every operator of a graph as possibly run in the narrowest of some autocast dtypes.
 
-    A trace does not record which of them ran under autocast, and a bound of time assumes the fastest arithmetic.
+    A trace does not record which operators ran under autocast, and a bound of time assumes the fastest arithmetic.
     """
     if not dtypes:
         return graph
@@ -180,7 +180,7 @@ def mark_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
 
 
 Contents = dict[str, CausalMask | Callable[[], Array]]
-"""Place of an input -> its content, or a function that returns its values."""
+"""Content of an input, or a function that returns the input's values, by path of the input."""
 
 
 def mask_inputs(
@@ -192,9 +192,9 @@ def mask_inputs(
     """Return the contents of mask inputs by argument path: the declared ones, and the values of small tensors.
 
     Args:
-        arguments: of the call.
-        masks: place -> declared content of a tensor without values.
-        prefix: what a tracer writes before a place.
+        arguments: arguments of the call.
+        masks: declared contents of tensors without values, by path.
+        prefix: text that a tracer writes before a path.
         known: arguments with values for tensors of the same shape that have none in the call, and buffers.
     """
     found: Contents = {prefix + place: content for place, content in masks.items()}
@@ -215,7 +215,7 @@ def _values(tensor: torch.Tensor) -> Array:
 
 
 def tensors_by_place(arguments: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the place and the tensor of all arguments that are dense tensors, also in mappings and tuples."""
+    """Yield path and tensor of each dense tensor among the arguments, including those in mappings and tuples."""
     import torch
 
     for name, value in arguments.items():

@@ -1,13 +1,13 @@
-"""Divide the events of a profiled forward into operator calls, with host and device time of each.
+"""Divide the events of a profiled forward into operator calls, with the host and device time of each call.
 
 The profiler records every operator, every call of the CUDA runtime inside it, and every kernel, copy and fill, which
 has the correlation id of the runtime call that enqueued it. The host time between two boundaries is divided into calls:
 
 * A *call* is the innermost operator that enqueues work or waits for the device, with everything inside it that does
   neither. An operator without any such work (a view, or everything on a processor) is a call too, at the outermost
-  level. An operator that only contains calls, such as ``aten::linear``, is none; its own time goes to the next of them.
+  level. An operator that only contains calls, such as ``aten::linear``, is not a call; its time counts to the next one.
 * *Launch* is the time of the runtime calls that enqueue, *dispatch* the rest of the call, and *Python* the time since
-  the call before it. Time in which the host waits is in none of them: in a synchronising runtime call, or beyond the
+  the call before it. These exclude the time in which the host waits: in a synchronising runtime call, or beyond the
   median of a launch that takes more than eight times as long, because the device's queue is full or a copy to the host
   blocks.
 """
@@ -26,21 +26,21 @@ from costproof.ledger.profile import EnqueuedCall
 from costproof.tracers.timing import Stage, StageModule
 
 MARK: Final = "costproof boundary"
-"""Name of the profiler's event where execution passes a boundary."""
+"""Name of the profiler event that marks a boundary in the run."""
 RUNTIME: Final = re.compile(r"cu(da)?[A-Z]\w*|INVALID")
-"""Events that are calls of the CUDA runtime or driver; the profiler names those that it does not know INVALID."""
+"""Pattern for the names of CUDA runtime and driver calls; the profiler names unknown ones INVALID."""
 _WAITING: Final = re.compile(r"cu(da)?(Stream|Device|Event|Ctx)Synchronize\w*")
 _OVERHEAD: Final = frozenset({
     "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Instrumentation", "Resource", "Unrecognized",
     "CUPTI overhead", "Lazy Function Loading", "Runtime Triggered Module Loading",
 })  # fmt: skip
-"""Names of the profiler's own work on the host, which is not host time of the run."""
+"""Names of the profiler's own work on the host, which does not count as host time of the run."""
 _FROM_HOST: Final = "Memcpy HtoD"
-"""Start of the name of a copy that takes the host as long as the copied bytes need."""
+"""Prefix of the names of copies from the host, which take the host as long as the copied bytes need."""
 _TO_HOST: Final = "Memcpy DtoH"
-"""Start of the name of a copy to the host."""
+"""Prefix of the names of copies to the host."""
 _BLOCKED: Final = 8
-"""A launch that takes this many times the median launch is taken to have waited for a full queue."""
+"""Multiple of the median launch time from which on a launch counts as waiting for a full queue."""
 
 
 @dataclass(slots=True)
@@ -53,13 +53,13 @@ class _Span:
     id: int
     inside: list[_Span] = field(default_factory=list)
     kernels: list[int] = field(default_factory=list)
-    """Device times of the work that it enqueues."""
+    """Device times of the kernels, copies and fills that the event enqueues."""
     copies: bool = False
-    """Whether it copies from the host."""
+    """Whether the event copies from the host."""
     fetches: bool = False
-    """Whether it copies to the host, which may wait for the device."""
+    """Whether the event copies to the host, which may wait for the device."""
     works: bool = False
-    """Whether it or a span inside it enqueues work or waits."""
+    """Whether the event, or an event inside it, enqueues work or waits."""
 
     @property
     def spent(self) -> int:
@@ -85,11 +85,11 @@ class ProfiledPiece:
     place: StageModule
     calls: list[EnqueuedCall]
     blocked: bool = False
-    """Whether a launch takes so long that the queue of the device must be full."""
+    """Whether a launch takes so long that the device's queue must be full."""
 
     @property
     def names(self) -> list[tuple[str, int, bool]]:
-        """Return the properties that identify the same call in another run: operator, launches, synchronisation."""
+        """Return the properties that identify the same calls in another run: operator, launches, synchronisation."""
         return [(c.operator, c.launches, c.synchronises) for c in self.calls]
 
     @property
@@ -108,14 +108,14 @@ class Marks:
         self._mark: Any = _RecordFunctionFast(MARK)
 
     def passed(self, stage: Stage, path: str) -> None:
-        """Record a boundary: the following events belong to this stage and module."""
+        """Record a boundary: following events belong to this stage and module."""
         self.places.append((stage, path))
         with self._mark:
             pass
 
 
 def raw_events(profiler: Any) -> Sequence[Any]:
-    """Return the profiler's events with times in whole nanoseconds, before torch makes a tree of them."""
+    """Return the profiler's events with times in whole nanoseconds, before torch nests them."""
     results = profiler.profiler.kineto_results
     return () if results is None else list(results.events())
 
@@ -125,7 +125,7 @@ def read_calls(events: Iterable[Any], places: Sequence[StageModule]) -> list[Pro
 
     Args:
         events: events of torch's profiler, as ``kineto_results.events()`` has them.
-        places: what begins at each event named :data:`MARK`, in order; the last one ends the forward.
+        places: stage and module that begin at each event named :data:`MARK`, in order; the last event ends the forward.
 
     Raises:
         Incomplete: the profiler lost a mark.
@@ -193,7 +193,7 @@ def _tree(host: Iterable[Any], device: Iterable[Any]) -> list[_Span]:
 
 
 def _typical_launch(top: Iterable[_Span]) -> int:
-    """Return the median time of a runtime call that enqueues one kernel or copy; 0 if there is none."""
+    """Return the median time of a runtime call that enqueues one kernel or copy; 0 without such calls."""
     spent = [s.spent for s in _every(top) if s.runtime and len(s.kernels) == 1]
     return median_low(spent) if spent else 0
 
@@ -205,11 +205,11 @@ def _every(spans: Iterable[_Span]) -> Iterator[_Span]:
 
 
 class _CallReader:
-    """Divides the host time of one piece into operator calls.
+    """Reader that divides the host time between two boundaries into operator calls.
 
     Args:
-        place: stage and module of the piece.
-        begin: nanoseconds at which it begins.
+        place: stage and module after the first boundary.
+        begin: time of the first boundary in nanoseconds.
         typical: nanoseconds of a launch that is not blocked.
     """
 
@@ -218,10 +218,10 @@ class _CallReader:
         self._at = begin
         self._typical = typical
         self._python = self._dispatch = 0
-        """Host time since the last call, which belongs to the next."""
+        """Host time since the last call, which counts for the next call."""
 
     def read(self, spans: Iterable[_Span], end: int) -> ProfiledPiece:
-        """Return the calls in a piece of the timeline, given its outermost spans and its end in nanoseconds."""
+        """Return the operator calls up to ``end`` in nanoseconds, from the outermost events between the boundaries."""
         for span in spans:
             self._python += max(0, span.start - self._at)
             self._at = max(self._at, span.start)
@@ -270,19 +270,19 @@ class _CallReader:
             self._add(span.name.replace("::", "."), work)
 
     def _skip(self, span: _Span) -> None:
-        """Leave out the profiler's own work inside a span."""
+        """Exclude the profiler's own work inside an event from the host time."""
         for part in _every(span.inside):
             if part.overhead:
                 self._advance(part.start)
                 self._at = max(self._at, part.end)
 
     def _advance(self, end: int) -> None:
-        """Add the host time since the current position, up to ``end``, to the dispatch time of the call."""
+        """Add the host time up to ``end`` to the dispatch time of the operator call."""
         self._dispatch += max(0, end - self._at)
         self._at = max(self._at, end)
 
     def _enqueue(self, part: _Span, work: _Work) -> None:
-        """Add a runtime call, a launch or a synchronisation, to the operator call that makes it."""
+        """Add a runtime call, which launches or synchronises, to the operator call that makes it."""
         if part.waits:
             work.synchronises = True
         elif part.kernels:
@@ -309,7 +309,7 @@ class _CallReader:
 
 @dataclass(slots=True)
 class _Work:
-    """Device work that one operator call enqueues."""
+    """Number and times of the kernels, copies and fills that one operator call enqueues."""
 
     launch: int = 0
     launches: int = 0
@@ -323,10 +323,10 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledWork:
-    """Device work that a piece of a profiled run enqueues; times in nanoseconds."""
+    """Device work that the calls between two boundaries enqueue; times in nanoseconds."""
 
     host: int
-    """Nanoseconds of host time, without the time in which the host waits for the device."""
+    """Host time in nanoseconds, without the time in which the host waits for the device."""
     launch: int
     launches: int
     waits: bool
@@ -334,6 +334,6 @@ class ProfiledWork:
 
 
 def work_of(piece: ProfiledPiece) -> ProfiledWork:
-    """Return the host time, launch time and number of launches of a profiled piece, summed over its calls."""
+    """Return the host time, launch time and number of launches of the calls between two boundaries, summed."""
     launch, launches = sum(c.launch for c in piece.calls), sum(c.launches for c in piece.calls)
     return ProfiledWork(piece.host, launch, launches, any(c.synchronises for c in piece.calls))

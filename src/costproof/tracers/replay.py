@@ -51,17 +51,17 @@ from costproof.tracers.timing import (
 from costproof.weights.loading import free_bytes
 
 _MOST: Final = 2_000_000_000
-"""Nanoseconds: a call that took longer in total is not repeated."""
+"""Nanoseconds of a call's total time above which the call is not repeated."""
 _FLUSHED: Final = 2**28
-"""Bytes that are written to evict the caches of a processor."""
+"""Number of bytes that are written to evict the caches of a CPU."""
 _ASLEEP: Final = 2_000_000
-"""Cycles of a GPU, about a millisecond: longer than an operator takes to be dispatched."""
+"""Cycles of a GPU's sleep, about a millisecond: longer than the dispatch of an operator takes."""
 _HOT: Final = 5
-"""Number of repeated calls, after the timed one, in which only the host is timed."""
+"""Number of further calls after the timed one, in which only the host is timed."""
 _SHORT: Final = 1_000_000
-"""Nanoseconds on the device up to which a call is repeated for the host."""
+"""Nanoseconds of device time up to which a call is repeated to time the host."""
 _LONGER: Final = 16
-"""Factor of the sleep for a call that takes the host longer."""
+"""Factor by which the sleep is lengthened for a call whose dispatch takes longer."""
 _DRAWN: Final = 2**20
 """Number of random values that are generated for a tensor; larger tensors repeat them."""
 
@@ -71,15 +71,15 @@ class IsolatedTime:
     """Times of a distinct operator call in isolation, one per repetition."""
 
     device: Timing
-    """Time of the work of the call on the device; on a processor, of the call itself."""
+    """Time of the call's work on the device; on a CPU, of the call itself."""
     host: Timing
-    """Time from the call to its return, without synchronising; on a processor, the same time."""
+    """Time from the call to its return, without synchronising; on a CPU, the same as ``device``."""
     first: Timing
-    """Host time of the first call of a turn, before which other work ran; on a processor, the same time."""
+    """Host time of the first call after other work; on a CPU, the same as ``device``."""
 
 
 TimeOrReason = IsolatedTime | str
-"""The times of a distinct call, or why it could not be repeated."""
+"""Times of a distinct call, or the reason why it could not be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +91,33 @@ class ReplayedCall:
     """Path of the innermost module that makes the call."""
     operator: str
     shapes: tuple[tuple[int, ...], ...]
-    """Shapes of its tensor arguments."""
+    """Shapes of the call's tensor arguments."""
     order: tuple[CallPosition, ...]
-    """Positions of its calls in the forward, with the module calls before each."""
+    """Positions of the identical calls in the forward, with the module calls before each."""
     alone: Timing | None
-    """Time of one call on the device; ``None`` if it could not be repeated."""
+    """Time of one call on the device; ``None`` if the call could not be repeated."""
     why: str = ""
-    """Why it could not be repeated."""
+    """Reason why the call could not be repeated."""
     enqueue: EnqueuedCall | None = None
-    """One call on both clocks, with its host time outside of any forward; ``None`` if it could not be repeated."""
+    """Times of one call on host and device, outside of any forward; ``None`` if the call could not be repeated."""
     first: EnqueuedCall | None = None
-    """As :attr:`enqueue`, with the host time of a call whose code is not in the processor's caches."""
+    """Like :attr:`enqueue`, with the host time of a call whose code is not in the CPU's caches."""
 
     @property
     def calls(self) -> int:
-        """Return the number of calls of this operator in the forward pass."""
+        """Return how often the forward makes this call."""
         return len(self.order)
 
 
 def replay_operators(run: Run, count: int, progress: Progress = silent) -> tuple[ReplayedCall, ...]:
-    """Run a forward once and time each of its distinct calls ``count`` times after one warm-up call."""
+    """Run a forward once, and time each of its distinct calls ``count`` times after one warm-up call."""
     return _replay_distinct({run.id: log_operators(run)}, count, timed_device(run.model), progress)[run.id]
 
 
 def predict_operators(
     runs: Sequence[Run], device: str, count: int, progress: Progress = silent
 ) -> dict[str, tuple[ReplayedCall, ...]]:
-    """Time each operator recorded in meta traces as it would run on ``cpu`` or ``cuda``; results by run.
+    """Time each operator in meta traces as it would run on ``cpu`` or ``cuda``; return the results by run.
 
     Only one call's tensors are in memory at a time. A call of several forwards is timed once.
 
@@ -162,7 +162,7 @@ def _replay_distinct(
 
 
 def _on_both_clocks(operator: str, module: str, device: int, host: int, work: ProfiledWork | None) -> EnqueuedCall:
-    """Return a call on host and device clocks, from its isolated times and the work that the profiler saw.
+    """Combine a call's isolated times and the device work that the profiler saw into host and device times.
 
     A call that waits for the device has the host time of the profiler, without the waiting.
     """
@@ -175,7 +175,7 @@ def _on_both_clocks(operator: str, module: str, device: int, host: int, work: Pr
 
 
 def _enqueued_work(calls: Collection[LoggedCall], flush: torch.Tensor, progress: Progress) -> dict[int, ProfiledWork]:
-    """Return ``id`` of a call -> the device work that it enqueues, by the profiler; a call that fails is omitted."""
+    """Return the device work that the profiler sees each call enqueue, by ``id`` of the call; skip failing calls."""
     from torch.profiler import ProfilerActivity, profile
 
     marks = Marks()
@@ -202,7 +202,7 @@ def _call_marked(call: LoggedCall, flush: torch.Tensor, marks: Marks) -> None:
 
 
 def _reason_not_to_run(call: LoggedCall, device: str) -> str:
-    """Return the reason why a call cannot be repeated, or an empty text if it can."""
+    """Return the reason why a call cannot be repeated; empty if it can be."""
     if not can_make_integers(call.function, call.leaves):
         return "what it does with integers is not known"
     wanted, room = (
@@ -237,7 +237,7 @@ def _time_call(call: LoggedCall, count: int, flush: torch.Tensor, device: str, w
 
 
 def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
-    """Return a function that runs the call: its weights are evicted from caches, other tensors are as in a forward."""
+    """Return a function that makes the call with evicted weights, and with other tensors as in a forward."""
     given: tuple[Any, Any] = tree_unflatten(call.leaves, call.spec)
     make = integer_maker(call.function, *given, flush.device)
     weights = {i: leaf for i, leaf in enumerate(call.leaves) if isinstance(leaf, TensorForm) and leaf.weight}
@@ -260,7 +260,7 @@ def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[
 
 
 def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False) -> torch.Tensor:
-    """Return a tensor with this shape, strides and dtype, filled with small values or uninitialised."""
+    """Return a tensor with this shape, strides and dtype, uninitialised or filled with small values."""
     made = torch.empty(form.size, dtype=form.dtype, device=device)
     if form.size and not empty:
         drawn = torch.rand(min(form.size, _DRAWN), device=device, generator=torch.Generator(device).manual_seed(0))
@@ -272,14 +272,14 @@ def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False)
 
 
 def _clock(device: str, waits: bool, idle: int, more: int, one: Callable[[], Any]) -> tuple[int, int, int]:
-    """Time a call; return nanoseconds on the device, on the host until it returns, and on the host at the first call.
+    """Time a call: return nanoseconds on the device, on the host until it returns, and on the host at the first call.
 
     Args:
         device: ``cpu`` or ``cuda``.
         waits: whether the call waits for the device.
         idle: nanoseconds between two events of the device without work.
-        more: further calls, of which the fastest has the time of the host: in a forward its code is in the caches.
-        one: the call.
+        more: number of further calls, of which the fastest gives the host time, as code is in the caches in a forward.
+        one: function that makes the call.
     """
     if device != "cuda":
         start = time.perf_counter_ns()
@@ -308,7 +308,7 @@ def _clock(device: str, waits: bool, idle: int, more: int, one: Callable[[], Any
 
 
 CallArguments = Mapping[str, Any]
-"""Argument name -> value, with forms in place of tensors."""
+"""Values of a call's arguments by name, with descriptions in place of tensors."""
 _SEED: Final = 0
 
 _INDICES: Final[Mapping[str, tuple[str, str, str | int]]] = {
@@ -327,13 +327,13 @@ _INDICES: Final[Mapping[str, tuple[str, str, str | int]]] = {
     "nll_loss_forward": ("target", "self", 1),
     "nll_loss2d_forward": ("target", "self", 1),
 }
-"""Operator -> its argument with indices, the argument that they index, and the dimension."""
+"""Argument with indices, the argument that they index, and the dimension, by operator."""
 
 _LISTED: Final = frozenset({"index", "_unsafe_index", "index_put", "_index_put_impl", "_unsafe_index_put"})
-"""Operators with ``indices``, a list of a tensor or ``None`` for each dimension of ``self``."""
+"""Operators whose ``indices`` list has a tensor or ``None`` for each dimension of ``self``."""
 
 _FLAT: Final = frozenset({"take", "put"})
-"""Operators whose ``index`` counts through all elements of ``self`` as if it had one dimension."""
+"""Operators whose ``index`` counts through all elements of ``self`` as if ``self`` were flat."""
 
 _OFFSETS: Final[Mapping[str, Mapping[str, tuple[str, int]]]] = {
     "_flash_attention_forward": {"cum_seq_q": ("query", 0), "cum_seq_k": ("key", 0)},
@@ -341,25 +341,25 @@ _OFFSETS: Final[Mapping[str, Mapping[str, tuple[str, int]]]] = {
     "_embedding_bag": {"offsets": ("indices", 0)},
     "_embedding_bag_forward_only": {"offsets": ("indices", 0)},
 }
-"""Operator -> argument with offsets that begin with 0 -> the argument that they divide, and the dimension."""
+"""For each operator, the arguments with offsets from 0, the argument that each divides, and the dimension."""
 
 _GROUPED: Final = frozenset({"_grouped_mm", "_scaled_grouped_mm"})
-"""Operators whose ``offs`` are the ends of groups."""
+"""Operators whose argument ``offs`` contains the end of each group."""
 
 _SORTED: Final = frozenset({"sort", "argsort", "topk", "kthvalue", "unique_dim", "searchsorted", "bucketize"})
 """Operators whose cost depends on the order of integers."""
 
 _DIVIDING: Final = frozenset({"div", "floor_divide", "remainder", "fmod", "divide"})
-"""Operators whose ``other`` must not be 0."""
+"""Operators whose argument ``other`` must not be 0."""
 
 _PICKED: Final[Mapping[str, str]] = {
     "masked_scatter": "source", "index_put": "values", "_index_put_impl": "values", "_unsafe_index_put": "values",
 }  # fmt: skip
-"""Operator -> the argument that has a value for each element that a mask selects."""
+"""Argument that has a value for each element that a mask selects, by operator."""
 
 
 def can_make_integers(function: Any, tensors: list[Any]) -> bool:
-    """Return whether valid integer arguments can be generated for a call; for custom operators they cannot."""
+    """Return whether valid integer arguments can be generated for a call, which is impossible for custom operators."""
     return function.namespace == "aten" or not any(isinstance(t, TensorForm) and not _real(t) for t in tensors)
 
 
@@ -394,7 +394,7 @@ def _real(form: TensorForm) -> bool:
 
 
 def _most(name: str, given: CallArguments, form: TensorForm) -> int | None:
-    """Return the number that an index tensor's values must stay below; ``None`` if ``form`` is not an index."""
+    """Return the exclusive upper limit of an index tensor's values, or of integers to be sorted; else ``None``."""
     if name in _INDICES:
         argument, into, dim = _INDICES[name]
         at = given[dim] if isinstance(dim, str) else min(dim, len(given[into].shape) - 1)
@@ -421,7 +421,7 @@ def _length(form: TensorForm, dim: int) -> int:
 
 
 def _shares(name: str, given: CallArguments, form: TensorForm) -> list[int] | None:
-    """Return the offsets of expert groups for a tensor of this form; ``None`` if it does not contain offsets."""
+    """Return offsets that divide rows or tokens evenly, for a tensor of this form; ``None`` if it has no offsets."""
     if name in _GROUPED and form is given.get("offs"):
         a, b = given["self"].shape, given["mat2"].shape
         return routed(b[1] if len(a) == 3 else a[0] if len(b) == 3 else a[1], form.size)
@@ -442,7 +442,7 @@ def routed(rows: int, groups: int) -> list[int]:
 
 
 def _picked(name: str, given: CallArguments, form: TensorForm) -> int:
-    """Return how many leading elements of a mask tensor must be true."""
+    """Return how many leading elements of a mask must be true."""
     values = next((v for v in tree_leaves(given.get(_PICKED.get(name, ""))) if isinstance(v, TensorForm)), None)
     if values is None:
         return form.size

@@ -26,7 +26,7 @@ class ExportableAndRunnable(Exportable, Runnable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TracedSources:
-    """The results of the static and the dynamic source for one run; an error in place of a source that failed."""
+    """Results of the static and the dynamic source for one run, with an error in place of a source that failed."""
 
     static: Ledger | Incomplete
     dynamic: DynamicResult | Incomplete
@@ -35,7 +35,7 @@ class TracedSources:
 def trace_source(
     source: str, target: Any, workload: Workload, progress: Progress = silent, *, all_calls: bool = False
 ) -> Ledger | DynamicResult:
-    """Count a target with one source and return its ledger, or a ``DynamicResult`` of the dynamic source.
+    """Count a target with one source; return its ledger, or a ``DynamicResult`` for the dynamic source.
 
     Args:
         source: ``static``, ``dynamic`` or ``isolated``.
@@ -61,10 +61,10 @@ def trace_source(
 def trace_sources(
     target: ExportableAndRunnable, workload: Workload, progress: Progress = silent, *, all_calls: bool = False
 ) -> TracedSources:
-    """Run the static source here and the dynamic source in another process at the same time.
+    """Run the static source in this process and the dynamic source in another process at the same time.
 
     Args:
-        progress: also called from a second thread; its steps begin with ``static: `` or ``dynamic: ``.
+        progress: function that is also called from a second thread; steps begin with ``static: `` or ``dynamic: ``.
         all_calls: as for :func:`~costproof.tracers.dynamic.dynamic_ledger`.
     """
 

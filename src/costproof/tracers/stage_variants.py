@@ -1,4 +1,4 @@
-"""Time each stage of a forward as a CUDA graph and under ``torch.compile``, where the host does not bind.
+"""Time each stage of a forward as a CUDA graph and under ``torch.compile``, independently of host overhead.
 
 A stage consists of calls of modules at its boundary. One forward records their inputs, copied before the call, since a
 call may write into its cache, and their outputs. Each call can then be repeated by itself; a module inside it that
@@ -34,20 +34,20 @@ from costproof.tracers.hooks import ROOT
 from costproof.tracers.timing import Stage, T, stage_boundaries, time_events, timed_device
 
 TimingByVariant = dict[tuple[str, str, str], Timing | str]
-"""(run, stage, invocation) -> time of the stage in another form, or why it does not run in it."""
+"""Time of a stage as a CUDA graph or compiled, or why it cannot run so, by (run, stage, invocation)."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments and keyword arguments of a call."""
 
 _WARM: Final = 2
-"""Number of runs before a CUDA graph is captured, in which libraries reserve workspaces, and before timed runs."""
+"""Number of runs before a CUDA graph is captured, to reserve library workspaces, and before timed runs."""
 _CACHE: Final = 2**27
-"""Assumed bytes of the last cache of a device that does not report them: more than any device has."""
+"""Assumed bytes of the last-level cache of a device that does not report its size; no device has more."""
 NOT_ON_CPU: Final = {
     "graph": "CUDA graphs record the kernels of a GPU; operators of a processor run when they are called",
     "compiled": "on a processor the eager run has one clock, which compiling does not separate",
 }
-"""Form of a stage -> why a stage on a processor cannot be timed in it."""
+"""Reason why a stage on a CPU cannot be timed as a CUDA graph or compiled, by variant."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class BoundaryCall:
     kwargs: dict[str, Any]
     output: Any = None
     inside: list[BoundaryCall] = field(default_factory=list)
-    """Calls of modules of other stages inside it, in order."""
+    """Nested calls of modules of other stages, in order."""
 
     def prepare(self) -> Inputs:
         """Return a copy of the call's inputs, since the call may modify them."""
@@ -72,7 +72,7 @@ class BoundaryCall:
         """Replace ``forward`` of nested modules of other stages by recorded outputs, while the block runs.
 
         Args:
-            stub: makes a function that returns the recorded outputs in turn, for any number of calls.
+            stub: returns a function that returns the recorded outputs in turn, for any number of calls.
         """
         with ExitStack() as undo:
             outputs: dict[nn.Module, list[Any]] = {}
@@ -106,7 +106,7 @@ def time_graphs(
 
     Args:
         runs: the forwards.
-        eager: run -> its calls, which show whether a stage waits for the device.
+        eager: calls by run, which show whether a stage waits for the device.
         count: number of timed replays.
     """
     return _each_stage(runs, eager, "graph", "capture the stages", progress, lambda calls: _time_graph(calls, count))
@@ -157,7 +157,7 @@ def _each_stage(
 
 
 def _stages(forward: EagerForward) -> dict[Stage, str]:
-    """Return stage -> the first operator that waits for the device, as text, or an empty text."""
+    """Return, by stage, a text on the first operator that waits for the device; empty if none waits."""
     found: dict[Stage, str] = {}
     for stage, calls in forward:
         waiting = (f"{c.operator} in {c.module or ROOT} waits for the device" for c in calls if c.synchronises)
@@ -208,7 +208,7 @@ def _time_graph(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
 
 
 def other_data() -> torch.Tensor:
-    """Return a tensor that, when it is read, replaces the content of the device's last-level cache."""
+    """Return a tensor large enough to replace the content of the device's last-level cache when it is read."""
     size = int(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", _CACHE))
     return torch.empty(size // 2, dtype=torch.float32, device="cuda")
 
@@ -241,8 +241,8 @@ def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -
 
     Args:
         graph: a new ``torch.cuda.CUDAGraph``.
-        work: the work; it gets what ``prepare`` returns.
-        prepare: makes inputs, outside of the capture.
+        work: function to be captured, called with the result of ``prepare``.
+        prepare: function that makes inputs, outside of the capture.
 
     Returns:
         The inputs of the captured work, which must live as long as the graph is replayed.
@@ -274,7 +274,7 @@ def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -
 
 @contextmanager
 def _generator_copied() -> Iterator[None]:
-    """Use a copy of the device's random generator while the block runs: a failed capture leaves one unusable."""
+    """Use a copy of the device's random generator while the block runs, since a failed capture leaves one unusable."""
     generator: Any = torch.cuda.default_generators[torch.cuda.current_device()]
     state = generator.graphsafe_get_state()
     generator.graphsafe_set_state(generator.clone_state())

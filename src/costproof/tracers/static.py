@@ -1,4 +1,4 @@
-"""The static source: cost exported graphs in symbols, and evaluate them at the sizes of the workload."""
+"""The static source: compute the costs of exported graphs in symbols, and evaluate them at the workload's sizes."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 InvocationValues = Mapping[tuple[str, str], Mapping[str, int]]
-"""(stage, invocation) -> values of the workload's symbols."""
+"""Values of the workload's symbols, by (stage, invocation)."""
 _SPARED: Final = (SPARED, SPARED_AT_FLOOR)
 WITH_ONES: Final = "with ones for numbers"
 WITH_GIVEN: Final = f"with {GIVEN}"
-"""Part of the note on an export in which values decide a size or a branch."""
+"""Part of the note on an export in which tensor values decide a size or a branch."""
 
 
 def static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
-    """Export every part of a model, cost the graphs, and return the static ledger.
+    """Export every part of a model, compute the costs of the graphs, and return the static ledger.
 
     Nodes have ``exprs`` in the workload's symbols (B, S, n, P, N …; sizes of the configuration are numbers in a graph)
     and ``costs`` at the workload. Decode costs are the closed sum over N steps. A part that cannot be exported with
@@ -99,15 +99,15 @@ def exported_ledger(
     whole: bool = False,
     settled: bool = True,
 ) -> Ledger:
-    """Return the static ledger of those exports of a model that succeed.
+    """Export some parts of a model, and return the static ledger of those exports that succeed.
 
     Args:
-        jobs: the exports. Without symbolic sizes (:func:`.exporting.with_sizes`) the costs are integers only, which is
-            three times as fast, and every decode step is an export of its own.
+        jobs: the parts to export. Without symbolic sizes (:func:`.exporting.with_sizes`) the costs are integers only,
+            which is three times as fast, and every decode step is an export of its own.
         stages: the stages that the jobs cover.
-        values: for every invocation of the jobs.
-        whole: require every export, with the symbolic sizes that it asks for.
-        settled: apply :func:`~costproof.opgraph.account.settle_kept`, whose note names layers.
+        values: values of the symbols, for every invocation of the jobs.
+        whole: whether every export must succeed with the symbolic sizes that it asks for.
+        settled: whether to apply :func:`~costproof.opgraph.account.settle_kept`, whose note names layers.
 
     Raises:
         Incomplete: no stage can be exported; with ``whole``, a part cannot.
@@ -173,7 +173,7 @@ def exported_ledger(
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:
-    """Yield the nodes, without the formula of ``floor_bytes`` if only some parts of a stage have symbolic sizes."""
+    """Yield the nodes; drop the formula of ``floor_bytes`` if only some parts of a stage have symbolic sizes."""
     sized: dict[str, set[bool]] = {}
     for job in jobs:
         for stage in job.stages:
@@ -187,7 +187,7 @@ def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> It
 
 @dataclass(frozen=True, slots=True)
 class JobCosts:
-    """Costs of one export job, with notes."""
+    """Cost nodes and unknown operators of one export job, with notes."""
 
     tally: LedgerBuilder
     notes: tuple[str, ...]
@@ -203,11 +203,11 @@ def cost_job(
     dtype: str,
     packed: PackedReads | None = None,
 ) -> JobCosts:
-    """Cost a job in symbols, or at the sizes of each invocation if it cannot be exported with symbols.
+    """Compute the costs of a job in symbols, or at each invocation's sizes if it cannot be exported with symbols.
 
     Args:
-        with_convention: also count by another tool's convention.
-        fixed: allow an export without symbols.
+        with_convention: whether to count by another tool's convention too.
+        fixed: whether an export without symbols is allowed.
         dtype: dtype of the run.
         packed: reads of earlier jobs of the same call.
 
@@ -237,7 +237,7 @@ def cost_job(
         tally.buffers |= exported.buffers
 
     def followed(one: ExportJob) -> Exported:
-        """Export at constant sizes; if the model needs the values of inputs, export it on inputs that have values."""
+        """Export a job at constant sizes, on inputs with values if the model needs them."""
         held = _has_values(one)
         try:
             with values_wanted(held or (one.elsewhere and one.real is not None)) as read:
@@ -288,21 +288,21 @@ def _has_values(job: ExportJob) -> bool:
 
 
 def job_points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return the sizes at which an export must be valid: its only ones, or those of every decode step."""
+    """Return the sizes at which an export must be valid: those of its only call, or those of every decode step."""
     if not job.repeated:
         return [dict(known)]
     return [{**known, str(CONTEXT): known[str(CONTEXT)] + i} for i in range(known[str(STEPS)])]
 
 
 def step_contexts(known: Mapping[str, int]) -> list[int]:
-    """Return the cached tokens before the first, a middle and the last decode step."""
+    """Return the number of cached tokens before the first, a middle and the last decode step."""
     return [known[str(CONTEXT)] + i for i in sampled_steps(known[str(STEPS)])]
 
 
 def job_nodes(
     exported: Exported, work: CostedGraph, dtype: str, values: InvocationValues, packed: PackedReads | None = None
 ) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
-    """Return the nodes and unknown operators of an export, for each invocation; decode steps are summed."""
+    """Return the nodes and unknown operators of an export for each invocation, with decode steps summed."""
     job = exported.job
     bands = BandMasks(work.graph, job.masks, map(parse, job.holds))
     # Without symbols, masks are also counted in numbers.
@@ -319,7 +319,7 @@ def job_nodes(
 
 
 def _contents(job: ExportJob) -> Contents:
-    """Return the contents of masks and lengths among the arguments; values of arguments that had none are made up."""
+    """Return the contents of masks and lengths among a job's arguments that have values or declared contents."""
     given = {} if job.numbers and job.real is None else job.args
     return mask_inputs(given, job.masks, known=job.known)
 
@@ -327,9 +327,9 @@ def _contents(job: ExportJob) -> Contents:
 def _with_kept_numbers(
     nodes: list[CostNode], exported: Exported, dtype: str, values: InvocationValues
 ) -> list[CostNode]:
-    """Return the nodes, with metrics that depend on masks counted at each call's sizes if they have no formula.
+    """Count metrics that depend on masks at each call's sizes, if they have no formula; return the nodes.
 
-    This concerns kept scores, and the bytes that a run can spare, since a mask that is not known may hide keys.
+    This concerns kept scores, and the bytes that a run can spare, since an unknown mask may hide keys.
     """
     job, found = exported.job, dict[str, CostNode]()
     for invocation in job.invocations:
@@ -365,7 +365,7 @@ def _with_kept_numbers(
 
 
 def convention_nodes(exported: Exported, values: InvocationValues) -> list[CostNode]:
-    """Return nodes by another tool's counting convention, which rounds and so is applied to numbers."""
+    """Return nodes by another tool's counting convention, which rounds and so needs concrete sizes."""
     job, nodes = exported.job, list[CostNode]()
     for invocation in job.invocations:
         known = values[job.stage, invocation]
@@ -386,7 +386,7 @@ def convention_nodes(exported: Exported, values: InvocationValues) -> list[CostN
 def unknown_ops(
     exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: InvocationValues
 ) -> list[UnknownOp]:
-    """Return the operators without a rule, in all invocations, each with an upper bound of its cost."""
+    """Return the operators without a rule in all invocations, each with an upper bound of its cost."""
     result: list[UnknownOp] = []
     for invocation in exported.job.invocations if found else ():
         known, runs = values[exported.job.stage, invocation], 1
@@ -398,20 +398,22 @@ def unknown_ops(
 
 
 def stages_not_exported(target: Target) -> Mapping[str, str]:
-    """Return the stages that cannot be exported, with the reason."""
+    """Return the stages that cannot be exported, with the reasons."""
     return target.not_exported if isinstance(target, PartlyExported) else {}
 
 
 _PAST, _STEPS = str(CONTEXT), str(STEPS)
 _ROOT: Final = ("", 1)
-"""The first call of the root of the model."""
+"""The first call of the model's root module."""
 
 _InputCall = tuple[tuple[str, str], Mapping[str, Any], Sequence[SymbolicSize], int | None]
-"""(stage, invocation), arguments, symbolic dimensions, and tokens in the cache before a decode step."""
+"""A call for which input sizes are read: (stage, invocation), arguments, symbolic dimensions, and tokens in the cache
+before a decode step.
+"""
 
 
 def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dict[str, dict[str, int]]:
-    """Return ``stage[invocation]`` -> symbol -> size, read from the shapes of the stage's example inputs.
+    """Read each call's sizes from the shapes of its example inputs; return them by ``stage[invocation]`` and symbol.
 
     They are a second source of sizes. Formulas and symbolic graphs are both evaluated at the sizes that the target
     reports for its calls, so a wrong size shows in no difference between them. The inputs of a stage, when it runs
@@ -460,7 +462,7 @@ def _calls(target: Exportable, model: nn.Module, workload: Workload) -> Iterator
 
 
 def _shape(args: Mapping[str, Any], path: tuple[str | int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of the argument at a path, or ``None`` if there is none."""
+    """Return the shape of the argument at a path; ``None`` if there is no argument."""
     value: Any = args
     for step in path:
         inside = step in value if isinstance(value, Mapping) else isinstance(step, int) and step < len(value)
@@ -471,11 +473,11 @@ def _shape(args: Mapping[str, Any], path: tuple[str | int, ...]) -> tuple[int, .
 
 
 _IDLE: Final = ("alias", "factory", "free")
-"""Roles of operators without work."""
+"""Roles of operators that do no work."""
 
 
 def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[OperatorListing]:
-    """Yield a listing of all operators with their costs, for every export of a stage and each call's sizes.
+    """Yield a listing of all operators with their costs, for every export of a stage at each call's sizes.
 
     Raises:
         Incomplete: a part cannot be exported.
@@ -518,5 +520,5 @@ def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[OperatorLi
 
 
 def _name(value: Value) -> str:
-    """Return the name of a parameter or buffer, or ``%id`` for any other value."""
+    """Return the name of a parameter or buffer, or ``%id`` for any other tensor."""
     return value.name if value.origin in ("param", "buffer") and value.name else f"%{value.id}"

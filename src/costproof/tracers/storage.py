@@ -1,4 +1,4 @@
-"""Count the bytes that a checkpoint stores of each module, and those that a loaded model holds."""
+"""Count the bytes that a checkpoint stores for each module, and the bytes that a loaded model holds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Costs = dict[Metric, int | None]
 
 @dataclass(frozen=True, slots=True)
 class ModuleStorage:
-    """Storage metrics by module path; metrics that are unknown for a module are omitted."""
+    """Storage metrics by module path, without the metrics that are unknown for some module."""
 
     modules: Mapping[str, Costs] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
@@ -43,12 +43,12 @@ class ModuleStorage:
 def storage_by_layout(
     target: Target, model: nn.Module, workload: Workload, parameters: ParameterShapes, buffers: Mapping[str, int | None]
 ) -> ModuleStorage:
-    """Return the storage metrics by the layout of the checkpoint, for the static source.
+    """Return the storage metrics of the checkpoint's computed layout, for the static source.
 
     Args:
         model: the model of the run.
-        parameters: its parameters, each once.
-        buffers: full name -> bytes that are not counted under another name.
+        parameters: parameters of the model, each once.
+        buffers: bytes by full name, not counted under another name.
     """
     try:
         if workload.mesh.fsdp > 1 and scheme_of(target, model).rules:
@@ -125,7 +125,7 @@ _ITEM: Final = {
     **ITEM_BYTES, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "uint8": 1, "int8": 1, "int16": 2,
     "int32": 4, "int64": 8, "bool": 1,
 }  # fmt: skip
-"""Bytes of an element, also in the dtypes of quantised weights and of buffers."""
+"""Bytes of an element by dtype, including the dtypes of quantised weights and of buffers."""
 NOT_OF_RUN: Final = "stored and resident bytes have no dynamic source"
 UNPACKED: Final = "stored and resident bytes are of the module as transformers builds it; the run unpacks the weights"
 
@@ -144,19 +144,19 @@ class BuiltQuantised:
 
     model: nn.Module
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """Tensor -> its dtype in the checkpoint, where the class has float32, to which transformers converts it."""
+    """Checkpoint dtype of tensors that the class has in float32, since transformers converts them, by name."""
     notes: tuple[str, ...] = ()
 
 
 def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQuantised:
-    """Return a module with the tensors of a quantised checkpoint, on meta, as transformers replaces its parts.
+    """Return the model on meta with the tensors of its quantised checkpoint, as transformers builds it.
 
     Which parts are quantised, and the shapes of their tensors, follow from the code of transformers and of the format's
     library, and for AWQ, whose linear layer is in another package, from packing a matrix. A format has no part in it,
     except for the dtype of scales, which only its producer decides.
 
     Args:
-        model: the module that runs, which is not changed.
+        model: the module that runs, which stays unchanged.
 
     Raises:
         NotBuilt: it cannot be built, or would not hold all tensors of the checkpoint.
@@ -212,7 +212,7 @@ def _built_fp8(model: Any, described: dict[str, Any]) -> None:
 
 
 def _built_mxfp4(model: Any, described: dict[str, Any]) -> None:
-    """Replace experts by those of transformers, and add the scales, which it makes as it loads them."""
+    """Replace experts by those of transformers, and add the scales, which transformers creates only on loading."""
     import torch
     from transformers.integrations import mxfp4
     from transformers.quantizers.auto import AutoHfQuantizer
@@ -236,17 +236,17 @@ def _built_mxfp4(model: Any, described: dict[str, Any]) -> None:
 
 
 _MOST_WEIGHTS: Final = 2**27
-"""Weights of a matrix that a library quantises on the processor, to see its tensors."""
+"""Maximum number of weights of a matrix that a library quantises on the CPU to show its tensors."""
 _DESCRIPTION: Final = "weight_quant_state"
-"""Start of the names of JSON objects, which a loaded module does not keep."""
+"""Name prefix of JSON tensors, which a loaded module does not keep."""
 Quantise = Callable[[Any], Mapping[str, Any]]
 
 
 def _replace_linear(model: Any, method: str, quantise: Mapping[str, Quantise]) -> None:
-    """Replace linear layers by modules with the tensors that a library makes of zeros of their shape.
+    """Replace linear layers by modules with the tensors that a library makes from zeros of the same shape.
 
     Args:
-        quantise: path of a layer -> the function that returns the tensors of an equal layer.
+        quantise: functions that return the tensors of a layer of the same shape, by path of a layer.
 
     Raises:
         NotBuilt: experts are one tensor, which the library does not take, or a layer is too large.
@@ -276,7 +276,7 @@ def _replace_linear(model: Any, method: str, quantise: Mapping[str, Quantise]) -
 
 
 def _built_bitsandbytes(model: Any, described: dict[str, Any]) -> None:
-    """Replace the linear layers that transformers replaces by those of bitsandbytes."""
+    """Replace linear layers by those of bitsandbytes, as transformers does."""
     import bitsandbytes as bnb
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -307,7 +307,7 @@ def _built_bitsandbytes(model: Any, described: dict[str, Any]) -> None:
 
 
 def _built_compressed(model: Any, described: dict[str, Any]) -> None:
-    """Replace the layers that compressed-tensors' own matching finds by what its compressors make of them."""
+    """Replace the layers that compressed-tensors selects by modules with the tensors of its compressors."""
     from compressed_tensors.compressors.base import compress_module
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
     from compressed_tensors.quantization.lifecycle import initialize_module_for_quantization
@@ -329,7 +329,7 @@ def _built_compressed(model: Any, described: dict[str, Any]) -> None:
 
 
 def _built_torchao(model: Any, described: dict[str, Any]) -> None:
-    """Replace the linear layers that transformers gives to torchao by its tensors, as files have them."""
+    """Replace the linear layers that transformers gives to torchao by modules with torchao's stored tensors."""
     from torch.nn import Sequential
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
     from torchao.quantization import quantize_
@@ -349,7 +349,7 @@ def _built_torchao(model: Any, described: dict[str, Any]) -> None:
 
 
 def _built_awq(model: Any, described: dict[str, Any]) -> None:
-    """Replace linear layers inside numbered layers (``layers.0``) by packed matrices, as AutoAWQ does in its blocks.
+    """Replace linear layers inside numbered layers (``layers.0``) by packed matrices, as AutoAWQ does.
 
     Raises:
         NotBuilt: transformers reads the list of other modules in another way than AutoAWQ, which wrote the checkpoint.
@@ -375,12 +375,12 @@ def _built_awq(model: Any, described: dict[str, Any]) -> None:
 
 
 def packed_awq(matrix: torch.Tensor, bits: int, group: int, *, bias: bool) -> nn.Module:
-    """Return a module with the tensors of AutoAWQ for a matrix of integers [columns, rows].
+    """Return a module with the tensors in which AutoAWQ packs a matrix of integers [columns, rows].
 
     Neighboring rows are packed into words. AutoAWQ packs them in another order, which decides no size.
 
     Args:
-        group: columns that share scales and zero points; -1: all.
+        group: number of columns that share scales and zero points; -1: all.
     """
     import torch
 
@@ -402,11 +402,11 @@ _BUILDERS: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
     "fp8": _built_fp8, "mxfp4": _built_mxfp4, "awq": _built_awq, "bitsandbytes": _built_bitsandbytes,
     "compressed-tensors": _built_compressed, "torchao": _built_torchao,
 }  # fmt: skip
-"""Format -> the function that replaces the parts of a model that a checkpoint in it has quantised."""
+"""Function that replaces a model's modules by quantised ones, by quantisation method."""
 
 
 def _hold(found: dict[str, Costs], name: str, size: int | None) -> None:
-    """Add a tensor's bytes to the resident bytes of the module that owns it."""
+    """Add a tensor's bytes to the resident bytes of the module that owns the tensor."""
     costs = found.setdefault(name.rpartition(".")[0], dict.fromkeys(STORAGE, 0))
     before = costs["resident_bytes"]
     costs["resident_bytes"] = None if before is None or size is None else before + size
@@ -430,7 +430,7 @@ def _notes(scheme: Scheme) -> tuple[str, ...]:
 
 
 _MOST_MARKED: Final = 2**26
-"""Bytes of memory in which tensors with gaps are looked up one by one."""
+"""Maximum bytes of memory in which the bytes of tensors with gaps are marked one by one."""
 
 
 def resident_bytes(buffers: Mapping[str, torch.Tensor]) -> dict[str, int | None]:
@@ -476,7 +476,7 @@ _BEYOND: Final = 2**63
 
 
 def _occupied(tensors: list[torch.Tensor], start: int, end: int) -> int | None:
-    """Return the bytes in [start, end) of one memory block that elements of these tensors occupy."""
+    """Return the number of bytes in [start, end) of a memory block that these tensors occupy."""
     import torch
 
     # Along a dimension of step 0 all elements are one.

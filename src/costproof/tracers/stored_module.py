@@ -1,4 +1,4 @@
-"""Yield the tensors that a checkpoint stores, derived from the module that it fills, on the meta device."""
+"""Derive the tensors that a checkpoint stores from the model that it fills, on the meta device."""
 
 from __future__ import annotations
 
@@ -29,33 +29,34 @@ _DTYPES: Final = {
     "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ", "uint64": "U64", "uint32": "U32", "uint16": "U16",
 }  # fmt: skip
-"""Name of a dtype of torch -> its name in a header."""
+"""Dtype name in a safetensors header, by torch dtype."""
 _AS_IT_IS: Final[Mapping[str, str]] = {}
 Reading = Scheme | LibraryReading
-"""What says which modules are quantised: that for formulas, or that for the static source."""
+"""Reading of the quantisation settings: by our rules, or by the library's code for the static source."""
 _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
-"""Attributes of a class with the names of what it loads in float32 whatever its dtype, as its checkpoint has it."""
+"""Class attributes with the names of modules that are loaded in float32 whatever the dtype, and may be stored so."""
 
 
 @dataclass(frozen=True, slots=True)
 class FurtherModule:
-    """Names of the tensors of a module that predicts one more token, in the checkpoints of a family.
+    """Tensor names of a multi-token prediction module in the checkpoints of a model family.
 
-    ``{n}`` is a number that counts on from the last layer, ``{i}`` one from 0; names without one are of all modules.
+    ``{n}`` is a number that counts on from the last layer, ``{i}`` counts from 0; all modules share a name without
+    number.
     """
 
     layer: str
     projection: str
-    """Projection [h, 2 h] of the embedding and the hidden state."""
+    """Name of the projection [h, 2 h] of the embedding and the hidden state."""
     norms: tuple[str, ...]
     tables: tuple[str, ...] = ()
-    """Copies of the embedding and of the output projection."""
+    """Names of copies of the embedding and of the output projection."""
     is_quantised: bool = True
-    """Whether the projection is quantised where rules do not exclude it."""
+    """Whether the projection is quantised unless rules exclude it."""
     key: str = NEXT_TOKEN
-    """Key of the configuration with the number of modules."""
+    """Configuration key with the number of modules."""
     usual: int = 0
-    """Number of modules where the configuration does not have the key."""
+    """Number of modules if the configuration does not have the key."""
 
 
 _OF_DEEPSEEK: Final = FurtherModule(
@@ -79,8 +80,9 @@ FURTHER: Final[dict[str, FurtherModule]] = {
     ),
     "mimo": _OF_MIMO,
 }
-"""Model type -> its modules for further tokens; sources: DeepSeek-V3's report, vLLM ``glm4_moe_mtp.py``,
-``qwen3_next_mtp.py`` and ``mimo_mtp.py``."""
+"""Multi-token prediction modules by model type; sources: DeepSeek-V3's report, vLLM ``glm4_moe_mtp.py``,
+``qwen3_next_mtp.py`` and ``mimo_mtp.py``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +91,15 @@ class ModelFacts:
 
     model_type: str
     params: int
-    """Elements of all parameters, each once."""
+    """Number of elements of all parameters, each counted once."""
     next_token_modules: int
-    """Modules for further tokens that the configuration names, or that the family usually has."""
+    """Number of multi-token prediction modules in the configuration, or the family's usual number."""
     next_token_key: str = NEXT_TOKEN
-    """Key of the configuration with their number; empty if it does not have it."""
+    """Configuration key with the number of multi-token prediction modules; empty if the configuration lacks it."""
 
 
 def model_facts(model: nn.Module) -> ModelFacts:
-    """Return the facts of a model on meta."""
+    """Return the facts of a model on meta that determine its checkpoint's layout."""
     config = attribute(model, "config")
     model_type = str(attribute(config, "model_type", ""))
     family = FURTHER.get(model_type)
@@ -132,7 +134,7 @@ def model_names(model: nn.Module) -> ModelNames:
 
 
 def named_as_class(headers: Iterable[HeaderTensor], model: nn.Module) -> tuple[HeaderTensor, ...]:
-    """Return tensors of headers by the names that the class of the model has in its checkpoints.
+    """Rename tensors of headers to the names that the model's class has in its checkpoints.
 
     As on loading in transformers, the prefix of the base model (``transformer.`` of GPT-2) is added where the file was
     saved from the base model, and removed where the model is one.
@@ -158,15 +160,15 @@ class StoredModule:
 
     path: str
     quantised: tuple[StoredTensor, ...]
-    """Tensors in place of parameters that are quantised, and scales of a cache."""
+    """Tensors of quantised parameters, and scales of a quantised cache."""
     plain: tuple[StoredTensor, ...]
-    """Other parameters, and persistent buffers."""
+    """Unquantised parameters, and persistent buffers."""
     replaced: int
-    """Number of parameters that are quantised."""
+    """Number of parameters that are stored quantised."""
     undetermined: bool = False
-    """Whether the size of a further tensor is not known."""
+    """Whether the module has a further tensor of unknown size."""
     matrices: tuple[StoredMatrix, ...] = ()
-    """Matrices that it multiplies by, if one of them is quantised; of a tied projection, that of the table."""
+    """Matrices that the module multiplies by, if one is quantised; for a tied projection, the embedding's matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,27 +178,27 @@ class StoredMatrix:
     linear: LinearShape
     count: int
     format: Format | None
-    """``None``: not quantised."""
+    """Storage format of the matrices; ``None``: not quantised."""
     kind: str
-    """``Linear``, ``Embedding`` or ``Expert``, as in :class:`~costproof.storage.scheme.LinearModule`."""
+    """Module kind: ``Linear``, ``Embedding`` or ``Expert``, as in :class:`~costproof.storage.scheme.LinearModule`."""
 
 
 def stored_tensors(model: nn.Module, scheme: Reading) -> Iterator[StoredTensor]:
-    """Yield the tensors of :func:`stored_modules`."""
+    """Yield all tensors of :func:`stored_modules`."""
     for module in stored_modules(model, scheme):
         yield from module.quantised
         yield from module.plain
 
 
 def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] = _AS_IT_IS) -> Iterator[StoredModule]:
-    """Yield, for each module, what its checkpoint stores in a quantisation scheme: parameters and persistent buffers.
+    """Yield the tensors that a checkpoint with this quantisation scheme stores for each module.
 
-    Names are those of the checkpoint, which transformers may change on loading. Stacks of experts are linear layers of
-    each expert, unless the scheme stores stacks, or the checkpoint does and the scheme leaves them as they are. What
-    the scheme does not quantise has the dtype of the module.
+    Tensors are parameters and persistent buffers. Names are those of the checkpoint, which transformers may change on
+    loading. Stacks of experts are linear layers of each expert, unless the scheme stores stacks, or the checkpoint does
+    and the scheme leaves them as they are. Unquantised tensors have the dtype of the module.
 
     Args:
-        dtypes: dtype of a parameter of the model -> its dtype in the checkpoint, where the model has another one.
+        dtypes: dtypes of parameters in the checkpoint, by the dtype in the model, if they differ.
 
     Raises:
         UnknownFormat: the scheme has settings for a module that the model does not have.
@@ -276,7 +278,7 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
 
 
 def _embedding(model: nn.Module, method: str) -> nn.Module | None:
-    """Return the embedding that ``get_input_embeddings`` or another method returns; ``None`` without one."""
+    """Return the embedding that ``get_input_embeddings`` or another method returns; ``None`` without an embedding."""
     try:
         found: nn.Module | None = attribute(model, method, lambda: None)()
     except NotImplementedError:
@@ -285,7 +287,7 @@ def _embedding(model: nn.Module, method: str) -> nn.Module | None:
 
 
 def tied_head(model: nn.Module) -> str:
-    """Return the name and shape of the weight of an output layer that is the table of words; empty if it is not."""
+    """Return name and shape of the output projection's weight if it is tied to the embedding; else an empty text."""
     head, table = _embedding(model, "get_output_embeddings"), _embedding(model, "get_input_embeddings")
     weight = attribute(head, "weight", None)
     if weight is None or weight is not attribute(table, "weight", None):
@@ -314,12 +316,12 @@ def _plain(name: str, tensor: torch.Tensor) -> StoredTensor:
 
 
 def _named(tensors: Iterable[StoredTensor], path: str) -> list[StoredTensor]:
-    """Return tensors with names prefixed by the path of their module."""
+    """Prefix the names of tensors with the path of their module."""
     return [replace(tensor, name=f"{path}.{tensor.name}".lstrip(".")) for tensor in tensors]
 
 
 def _packed(of: Format, linear: LinearShape) -> Iterator[StoredTensor]:
-    """Yield the stored tensors of a quantised linear layer; that of weights states the number of weights in it."""
+    """Yield the stored tensors of a quantised linear layer; the weight tensor states how many weights it represents."""
     for tensor in of.tensors(linear):
         yield replace(tensor, stands_for=linear.rows * linear.columns) if tensor.purpose == "weight" else tensor
 
@@ -334,9 +336,9 @@ def _stack(
     names: CheckpointNames,
     as_stored: Callable[[str], str],
 ) -> Iterator[tuple[LinearShape, int, Format | None, list[StoredTensor]]]:
-    """Yield the stored tensors of a parameter that stacks the matrices of all experts, split into linear layers.
+    """Yield the stored tensors of a parameter that stacks all experts' matrices, split into linear layers.
 
-    Nothing is yielded for a stack that the checkpoint has as it is.
+    No tensors are yielded for a stack that the checkpoint stores as a stack.
 
     Yields:
         The linear layer of an expert, the number of experts that have one, its format, and the tensors of all of them.
@@ -389,11 +391,11 @@ def _is_transposed(module: nn.Module) -> bool:
 
 
 def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Iterator[StoredTensor]:
-    """Yield the tensors of the modules that predict one more token, as checkpoints have them.
+    """Yield the tensors of multi-token prediction modules, as checkpoints store them.
 
     A module is a layer like the last one with full attention, a projection [h, 2 h] of embedding and hidden state,
     three norms, and in some families copies of the embedding and of the output projection. The class in transformers
-    has none of it. Rules of the scheme see the names that the layer has in the module.
+    lacks these modules. Rules of the scheme see the names that the layer has in the module.
 
     Raises:
         BadInput: the checkpoint of this model is not known to have such modules, or not so many.
@@ -401,10 +403,10 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
     facts = model_facts(model)
     family = FURTHER.get(facts.model_type)
     if family is None:
-        raise BadInput("the modules that predict further tokens are not known for this model", where="--mtp",
+        raise BadInput("the MTP modules of this model are not known", where="--mtp",
                        expected=" or ".join(FURTHER), got=facts.model_type)  # fmt: skip
     if modules > facts.next_token_modules:
-        raise BadInput("the checkpoint does not have that many modules for further tokens", where="--mtp",
+        raise BadInput("the checkpoint does not have that many MTP modules", where="--mtp",
                        expected=f"at most {facts.next_token_modules} ({family.key})", got=modules)  # fmt: skip
     config, base = attribute(model, "config").get_text_config(), attribute(model, "model")
     layers = attribute(attribute(base, "language_model", base), "layers")
@@ -436,7 +438,7 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
 
 
 def _renamed(scheme: Reading, old: str, new: str) -> Reading:
-    """Return a reading that sees modules below one name as if they were below another."""
+    """Return a scheme or reading that treats modules below one name as if they were below another."""
     if isinstance(scheme, LibraryReading):
         return replace(scheme, prefix=(old, new))
 
@@ -451,13 +453,13 @@ def _renamed(scheme: Reading, old: str, new: str) -> Reading:
 def gguf_layout(
     model: nn.Module, headers: Iterable[HeaderTensor]
 ) -> tuple[dict[str, str], list[StoredTensor], ModelNames]:
-    """Return the tensors that a GGUF file has for a model, in the types that the file states.
+    """Return the tensors that a GGUF file has for a model, with the types that the file states.
 
     A tensor that the file lacks counts in float32. Keys and values of latent attention are one tensor or two, as in
     the file.
 
     Returns:
-        Name of each tensor -> path of its module; the tensors; and names of further ones.
+        Module paths by tensor name; the tensors; and names of further tensors.
 
     Raises:
         UnknownFormat: the names of the tensors of this model are not known.
@@ -487,18 +489,18 @@ def gguf_layout(
 
 
 _STACKS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
-"""Parameter of a stack of experts -> the linear layers of an expert in the checkpoint, unless transformers says."""
+"""Names of an expert's linear layers in the checkpoint, by stacked parameter, unless transformers knows others."""
 _EXPERT: Final = ".experts.*."
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNames:
-    """Maps names of a model to those in its checkpoint: the reverse of transformers' conversions on loading."""
+    """Mapping from a model's names to its checkpoint's names: the reverse of transformers' conversions on loading."""
 
     renamings: tuple[Any, ...] = ()
     """Reversed renamings, in the order in which they apply."""
     stacks: Mapping[str, tuple[str, ...]] | None = None
-    """Parameter of a stack of experts -> linear layers of an expert; ``None``: transformers says nothing of stacks."""
+    """Names of an expert's linear layers by stacked parameter; ``None``: transformers states nothing about stacks."""
 
     def parameter(self, name: str) -> str:
         """Return the name of a parameter in the checkpoint."""
@@ -507,7 +509,7 @@ class CheckpointNames:
         return name
 
     def module(self, path: str) -> str:
-        """Return the path, in the checkpoint, of a module with a weight."""
+        """Return the checkpoint path of a module with a weight."""
         named, dot, last = self.parameter(f"{path}.weight").rpartition(".")
         return named if dot and last == "weight" else path
 
@@ -524,7 +526,7 @@ class CheckpointNames:
 
 
 def checkpoint_names(model: nn.Module) -> CheckpointNames:
-    """Return the map of a model's names to its checkpoint's; the identity for models outside transformers."""
+    """Return the mapping from a model's names to its checkpoint's; the identity for models outside transformers."""
     from transformers import PreTrainedModel
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter

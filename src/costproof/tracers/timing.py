@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from torch import nn
 
 Stage = tuple[str, str]
-"""(stage, invocation)"""
+"""A stage and its invocation: ``(stage, invocation)``."""
 StageModule = tuple[Stage, str]
-"""Stage, and path of the innermost module that is watched."""
+"""A stage, and the path of the innermost watched module."""
 HostTimes = Mapping[tuple[str, Stage], Timing]
-"""(run, stage) -> nanoseconds of the host from one stage boundary to the next, without a profiler."""
+"""Host nanoseconds between stage boundaries, without a profiler, by (run, stage)."""
 NOWHERE: Final[Stage] = ("", "")
 T = TypeVar("T")
 _ASLEEP: Final = 20_000_000
-"""Cycles of a GPU, about ten milliseconds: longer than a few hundred operators, or a graph, take to be enqueued."""
+"""Cycles of a GPU's sleep, about ten milliseconds: enough to enqueue a few hundred operators, or a graph."""
 _LONGER: Final = (1, 4, 16)
-"""Factors of the sleep, tried in turn until the host has enqueued the work before the device wakes."""
+"""Factors by which the sleep is lengthened in turn, until all work is enqueued before the device wakes."""
 _PRODUCT: Final = 4096
-"""Rows of square matrices whose products keep a device busy that has no sleep kernel."""
+"""Size of square matrices whose products occupy a device without a sleep kernel."""
 WARM_UP: Final = 1
-"""Runs before the timed ones."""
+"""Number of runs before the timed runs."""
 
 
 def clock_of(device: str) -> tuple[str, int]:
-    """Return the clock that times a run on ``cpu`` or ``cuda``, and the number of threads."""
+    """Return the name of the clock that times a run on ``cpu`` or ``cuda``, and the number of threads."""
     import torch
 
     return "CUDA events" if device == "cuda" else "perf_counter", torch.get_num_threads()
@@ -69,7 +69,7 @@ def time_stages(runs: Sequence[Run], count: int, progress: Progress = silent) ->
 def time_stage_clocks(
     runs: Sequence[Run], count: int, progress: Progress = silent
 ) -> tuple[tuple[StageTime, ...], HostTimes]:
-    """Return the times of each stage by the device's clock as :func:`time_stages`, and by the host's clock.
+    """Return the times of each stage by the device's clock, as :func:`time_stages`, and by the host's clock.
 
     On the CPU both are the same.
     """
@@ -91,7 +91,7 @@ def time_stage_clocks(
 def time_modules(
     runs: Sequence[Run], count: int, progress: Progress = silent
 ) -> dict[tuple[str, str, str], tuple[int, ...]]:
-    """Return (run, stage, module) -> nanoseconds of the module without submodules, in each of ``count`` runs."""
+    """Return the nanoseconds of each module without submodules in each of ``count`` runs, by (run, stage, module)."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for i in range(WARM_UP + count):
         progress("time the modules", i, WARM_UP + count)
@@ -110,7 +110,7 @@ def stage_times(run: Run) -> dict[Stage, int]:
 
 
 def _stage_times(run: Run) -> tuple[dict[Stage, int], dict[Stage, int]]:
-    """Return the nanoseconds of each stage of one forward, by the device's clock and by the host's."""
+    """Return the nanoseconds of each stage of one forward, by the clocks of device and host."""
     found: tuple[Counter[Stage], Counter[Stage]] = Counter(), Counter()
     for into, times in zip(found, _time_modules(run, stage_boundaries(run)), strict=True):
         for (stage, _), nanoseconds in times.items():
@@ -119,7 +119,7 @@ def _stage_times(run: Run) -> tuple[dict[Stage, int], dict[Stage, int]]:
 
 
 def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[StageModule], Counter[StageModule]]:
-    """Time the parts of one forward between module boundaries, in nanoseconds by stage and innermost module.
+    """Time one forward between module boundaries; return nanoseconds by stage and innermost module, on two clocks.
 
     The first result is by the clock of the device, the second by that of the host; on the CPU they are the same.
     """
@@ -169,13 +169,13 @@ def new_events(count: int) -> list[Any]:
 def time_events(
     work: Callable[[T], object], prepare: Callable[[], T], warm: int, count: int, *, queued: bool = False
 ) -> Timing:
-    """Return the times of some work on the device, measured between two CUDA events.
+    """Return the times of ``work`` on the device, measured between two CUDA events.
 
     Args:
-        work: the work; it gets what ``prepare`` returns.
-        prepare: makes inputs, outside of the time.
-        warm: runs before the timed ones.
-        count: timed runs.
+        work: function to be timed, called with the result of ``prepare``.
+        prepare: function that makes inputs, outside of the measured time.
+        warm: number of runs before the timed ones.
+        count: number of timed runs.
         queued: whether the device sleeps until the work and both events are in its queue, so that the times are those
             of the device only. By default the device is idle before, and waits for the host to enqueue the work.
     """
@@ -215,7 +215,7 @@ def sleep_device(cycles: int) -> None:
 
 @contextmanager
 def watch_modules(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]) -> Iterator[None]:
-    """Call ``passed(stage, path)`` of the innermost running module whenever one of these starts or ends."""
+    """Call ``passed(stage, path)`` for the innermost running module whenever a watched module starts or ends."""
     stack: list[tuple[Stage, str]] = []
     calls: Counter[nn.Module] = Counter()
     modules = {run.model.get_submodule(path): path for path in paths}
@@ -245,12 +245,12 @@ def stage_boundaries(run: Run) -> list[str]:
 
 PREFIX: Final = "module "
 _OF_THE_MACHINE: Final = ("host_name", "traceName", "trace_id")
-"""Keys of a Chrome trace that describe the machine and the file that it was first written to."""
+"""Keys of a Chrome trace that describe the machine and the file to which it was first written."""
 
 
 @dataclass(slots=True)
 class _ProfileSums:
-    """Sums of a module, or of an operator in a module, over one profiled run; times in nanoseconds."""
+    """Sums for a module, or for an operator in a module, over one profiled run; times in nanoseconds."""
 
     calls: int = 0
     cpu: int = 0
@@ -261,7 +261,7 @@ class _ProfileSums:
 
 
 _ProfiledRun = defaultdict[tuple[str, ...], _ProfileSums]
-"""The sums of one profiled run over all forwards, by (module,) and by (module, operator)."""
+"""Sums of one profiled run over all forwards, by (module,) and by (module, operator)."""
 
 
 def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[Measured, str]:
@@ -401,7 +401,7 @@ def _read(events: Sequence[Any]) -> _ProfiledRun:
 
 
 def _around(event: Any) -> str | None:
-    """Return the module of the innermost profiler range around an event, or ``None``."""
+    """Return the module of the innermost profiler range around an event; ``None`` outside of ranges."""
     return next((p.name.removeprefix(PREFIX) for p in parents(event) if p.name.startswith(PREFIX)), None)
 
 

@@ -1,4 +1,4 @@
-"""Trace a run with TorchLens, and convert it to the form that all sources share, with modules and tensors.
+"""Trace a run with TorchLens, and convert the trace to the form that all sources share, with modules and tensors.
 
 TorchLens logs the forward of the model itself, structure only: shapes and dtypes, no values. It records Python-level
 operators (``__add__``, ``scaled_dot_product_attention``), so the graph is independent of the exporter's.
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
     from torch import nn
 
 CACHE_ROLES: Final = tuple(f".{name}." for name in CACHES)
-"""Parts of TorchLens's names of outputs that are a key/value cache, of the model or of a returned part."""
+"""Parts of the names that TorchLens gives key/value caches among the outputs."""
 CACHE_INPUTS: Final = tuple(f"input.{name}." for name in CACHES)
 
 
 @dataclass(frozen=True, slots=True)
 class TracedForward:
-    """The trace of one forward; paths are relative to the traced module."""
+    """Trace of one forward; paths are relative to the traced module."""
 
     graph: Graph
     inputs: tuple[Value, ...]
-    """Tensors among the arguments, named by their place: ``input.keys.0``."""
+    """Tensors among the arguments, named by their path: ``input.keys.0``."""
     problems: tuple[str, ...]
-    """Tensors that TorchLens saw as an argument of an operator and could not attribute."""
+    """Tensors that TorchLens saw as operator arguments and could not attribute, as sentences."""
     notes: tuple[str, ...] = ()
-    """Assumptions of the trace."""
+    """Assumptions of the trace, as sentences."""
 
 
 def trace_graph(run: Run) -> TracedForward:
@@ -78,9 +78,9 @@ def trace_forward(
     """Trace one forward of any module, and convert it to the form that all sources share.
 
     Args:
-        where: what is traced, for the error text.
+        where: name of the traced run or stage, for the error text.
         cache_roles: parts of TorchLens's names of outputs that are a key/value cache.
-        cache_inputs: prefixes of its names of inputs that are a cache.
+        cache_inputs: prefixes of TorchLens's names of inputs that are a cache.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the module.
@@ -149,7 +149,7 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], d
 
 
 class _TraceReader:
-    """Reads the records of one TorchLens trace into a graph."""
+    """Reader of the records of a TorchLens trace, which converts them to a graph."""
 
     def __init__(self, trace: Any, paths: Paths, cache_roles: tuple[str, ...], cache_inputs: tuple[str, ...]) -> None:
         self.trace, self.paths, self.cache_roles, self.cache_inputs = trace, paths, cache_roles, cache_inputs
@@ -161,7 +161,7 @@ class _TraceReader:
     def read(self) -> Graph:
         records = list(self.trace.ops)
         calls: dict[Any, list[Any]] = {}
-        """The results of every call of an operator, by the number of the call, or each separately without one."""
+        """Results of each operator call, by number of the call; without a number each result is a separate call."""
         for record in records:
             if record.is_output:
                 continue
@@ -204,7 +204,7 @@ class _TraceReader:
         return OpCall(tensor_label(record.label), name, module, call, tensors, tuple(outputs), attrs, names)
 
     def _arguments(self, record: Any) -> tuple[tuple[Value, ...], Mapping[str, Value], Mapping[str, Any]]:
-        """Return the tensor arguments in order and by place, and the other arguments, of a recorded call."""
+        """Return a recorded call's tensor arguments in order and by position, and its other arguments."""
         positions: dict[tuple[Any, ...], Value] = {}
         for where, parent in record.parent_arg_positions["args"].items():
             positions[argument_path(where)] = self.values[tensor_label(parent)]
@@ -254,18 +254,18 @@ class _TraceReader:
 
 
 _BUILT_IN: Final = ("_VariableFunctionsClass.", "fft_", "linalg_", "special_")
-"""Prefixes of torch's qualified names of functions whose arguments are those of the operator of the same name."""
+"""Prefixes of torch's qualified function names whose arguments are those of the operator of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Names of an operator's arguments, and which of them take tensors or lists of tensors."""
+    """Names of an operator's arguments, with the positions that take tensors or lists of tensors."""
 
     names: list[str]
     tensors: Collection[int] | None = None
-    """Places that take one tensor; ``None`` if unknown."""
+    """Positions that take one tensor; ``None`` if unknown."""
     lists: Sequence[int] = ()
-    """Places that take a list of tensors."""
+    """Positions that take a list of tensors."""
 
 
 def tensor_label(label: str) -> str:
@@ -279,12 +279,12 @@ def module_path(address: str) -> str:
 
 
 def argument_path(where: Any) -> tuple[Any, ...]:
-    """Return the place of an argument as a path (a tuple) into the nested arguments."""
+    """Return the position of an argument as a path (a tuple) into the nested arguments."""
     return where if isinstance(where, tuple) else (where,)
 
 
 def sort_key(where: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return a key that sorts places in the order of the call."""
+    """Return a key that sorts argument positions in the order of the call."""
     return tuple(f"{p:06d}" if isinstance(p, int) else str(p) for p in where)
 
 
@@ -298,7 +298,7 @@ def signature(record: Any, places: Collection[tuple[Any, ...]]) -> Signature:
     """Return the argument names of a recorded call, from TorchLens's record or the operator's schema.
 
     Args:
-        places: places of activations.
+        places: positions of activations among the arguments.
     """
     if "." in record.func_name:
         return Signature(list(_common_names(_schemas(*record.func_name.split(".", 1)))))
@@ -320,7 +320,7 @@ def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
     """Return the position of an argument that is passed by name.
 
     Args:
-        after: number of positional arguments; a name among theirs is wrong and stays a name.
+        after: number of positional arguments; a name that belongs to one of them is wrong and stays a name.
     """
     name, *inside = argument_path(where)
     # Python functions of torch name the first argument ``input``, operator schemas ``self``.
@@ -331,12 +331,12 @@ def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
 def parameter_places(
     leaves: Sequence[str], given: Collection[tuple[Any, ...]], form: Signature, named: Collection[tuple[Any, ...]] = ()
 ) -> list[tuple[Any, ...]]:
-    """Return the argument places of a call's parameters, which TorchLens does not record.
+    """Return the argument positions of a call's parameters, which TorchLens does not record.
 
     Args:
-        leaves: the parameters' own names. One named like an argument is that argument; of several, the last.
-        given: places of activations.
-        named: those of them that are passed by name.
+        leaves: the parameters' own names. A parameter named like an argument is that argument; the last of several.
+        given: positions of activations.
+        named: positions of activations that are passed by name.
     """
     certain = {where[0] for where in named}
     taken, result = set(given), list[tuple[Any, ...]]()
@@ -356,7 +356,7 @@ def parameter_places(
 
 
 def _in_list(taken: Collection[tuple[Any, ...]], form: Signature) -> tuple[Any, ...]:
-    """Return the place of the next parameter in a list argument: the first gap, else the end of a list."""
+    """Return the position of the next parameter in a list argument: the first gap, else the end of a list."""
     held = {at: {where[1] for where in taken if len(where) > 1 and where[0] == at} for at in form.lists}
     for at, inside in held.items():
         hole = next(i for i in count() if i not in inside)
@@ -370,7 +370,7 @@ def _in_list(taken: Collection[tuple[Any, ...]], form: Signature) -> tuple[Any, 
 
 
 def _fitting(schema: _Schema, record: Any, places: Collection[tuple[Any, ...]]) -> Signature | None:
-    """Return the schema's signature if a call with tensors at these places can match it, else ``None``."""
+    """Return the schema's signature if it can match a call with tensors at these positions; else ``None``."""
     form, given = schema.form, record.num_pos_args
     kinds = (form.tensors or (), form.lists)
     if len(form.names) < given or any(where[0] not in kinds[len(where) > 1] for where in places):
@@ -384,7 +384,7 @@ def _fitting(schema: _Schema, record: Any, places: Collection[tuple[Any, ...]]) 
 class _Schema:
     form: Signature
     required: tuple[int, ...]
-    """Places of required tensors."""
+    """Positions of required tensors."""
 
 
 @cache
@@ -404,6 +404,6 @@ def _schemas(space: str, name: str) -> tuple[_Schema, ...]:
 
 
 def _common_names(schemas: Sequence[_Schema]) -> list[str]:
-    """Return the argument names of a custom operator, or none if its overloads differ in them."""
+    """Return the argument names of a custom operator; empty if its overloads differ in them."""
     found = [schema.form.names for schema in schemas]
     return found[0] if found and all(names == found[0] for names in found) else []

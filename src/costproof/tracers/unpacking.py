@@ -1,9 +1,10 @@
-"""Count the vector work of a quantised checkpoint's formats: unpacking of weights, quantising and scaling of products.
+"""Count the vector FLOPs of quantised formats: unpacking weights, quantising inputs, and scaling products.
 
-A model runs unquantised, so neither a graph nor a run of it has this work. Each matrix is therefore unpacked by itself,
-from the tensors that its checkpoint stores, on meta; the operators are costed by the rules of all operators. The static
-source exports a reference on whole matrices; the dynamic one runs code of its own at the dispatcher, group by group as
-kernels do, or the code of transformers. Integers are only made there, since their work is 0.
+A model runs unquantised, so neither a graph nor a run of it has this work. Each matrix is therefore unpacked
+separately, from the tensors that its checkpoint stores, on meta; the operators are costed by the rules of all
+operators. The static source exports a reference on whole matrices; the dynamic one runs separate code at the
+dispatcher, group by group as kernels do, or the code of transformers. Integers are only made there, since their work is
+0.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ if TYPE_CHECKING:
 
 NOT_COUNTED: Final = "vector FLOPs of quantised weights are not known: "
 Matrices = Mapping[str, Collection[StoredMatrix]]
-"""Path of a module -> the matrices that it multiplies by."""
+"""Matrices that a module multiplies by, by path of the module."""
 _LARGEST: Final = 448.0
-"""Of E4M3; its value decides no count."""
+"""Largest number in E4M3; its value affects no count."""
 
 
 def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype, *, in_symbols: bool = False) -> Ledger:
-    """Return the ledger of a graph with the vector FLOPs of the formats, or a note on why they are not known.
+    """Add the vector FLOPs of quantised formats to a ledger, or a note on why they are unknown.
 
     How often a matrix is unpacked, and how many rows it multiplies, follow from the bytes and FLOPs of the ledger.
 
     Args:
-        in_symbols: also give formulas, where the bytes and FLOPs have some, as a proof compares them.
+        in_symbols: whether to add formulas too, for a proof, if the bytes and FLOPs have formulas.
     """
     if not matrices:
         return ledger
@@ -82,7 +83,7 @@ def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype, *, in_symbo
 
 
 def _sums(nodes: Iterable[CostNode], cost: Callable[[CostNode, Metric], Any]) -> dict[Metric, sympy.Expr]:
-    """Return the reads, FLOPs and calls of a module, as numbers or in symbols."""
+    """Return the weight reads, FLOPs and calls of a module, as numbers or expressions."""
     found = {m: [cost(n, m) for n in nodes] for m in ("weight_read_bytes", "flops", "calls")}
     if any(None in sizes for sizes in found.values()):
         raise _Unknown("a module has unknown reads or FLOPs")
@@ -90,7 +91,7 @@ def _sums(nodes: Iterable[CostNode], cost: Callable[[CostNode, Metric], Any]) ->
 
 
 def matrices_of(target: Target, model: nn.Module, workload: Workload) -> Matrices:
-    """Return path of a module -> the matrices that it multiplies by; empty if none is quantised or known to be."""
+    """Return each module's matrices by path of the module; empty if none is quantised or the layout is unknown."""
     try:
         modules = [] if workload.mesh.fsdp > 1 else layout_of(target, model, workload)[1]
     except UnknownFormat:
@@ -99,13 +100,13 @@ def matrices_of(target: Target, model: nn.Module, workload: Workload) -> Matrice
 
 
 class _Unknown(Exception):
-    """Raised if the work of a module's formats is not known."""
+    """Raised if the work of a module's formats is unknown."""
 
 
 def _flops(
     matrices: Collection[StoredMatrix], item: int, costs: Mapping[Metric, sympy.Expr], *, run: bool = False
 ) -> sympy.Expr:
-    """Return the vector FLOPs of the formats in the calls of a module, as a number, or in the symbols of its costs."""
+    """Return the vector FLOPs of quantised formats in a module's calls, as a number or in the symbols of its costs."""
     read, flops, calls = costs.values()
     first = next(iter(matrices))
     if first.kind == "Embedding":
@@ -139,7 +140,7 @@ def _format(one: StoredMatrix) -> Format:
 
 
 def _whole(size: sympy.Expr, unit: int) -> sympy.Expr:
-    """Return ``size / unit``, which must be a whole number; a polynomial must be one at all whole sizes.
+    """Return ``size / unit`` if it is a whole number; a polynomial must be whole at all integer sizes.
 
     A polynomial of degree d in each symbol is whole everywhere if it is so for each of them from 0 to d.
     """
@@ -155,7 +156,7 @@ def _whole(size: sympy.Expr, unit: int) -> sympy.Expr:
 
 
 _ROWS: Final = sym("R")
-"""Rows of a product whose number is a symbol."""
+"""Symbol for the number of rows of a product."""
 
 
 @lru_cache(maxsize=4096)
@@ -194,7 +195,7 @@ def _count(of: Format, linear: LinearShape, rows: int | sympy.Symbol | None, *, 
 
 
 _EXAMPLE: Final = 37
-"""Rows of an export in which they are a symbol: no size of a format."""
+"""Example number of rows for an export with symbolic rows; no size of a format equals it."""
 
 
 def _empty(shape: Iterable[Any], dtype: str) -> Any:
@@ -204,19 +205,19 @@ def _empty(shape: Iterable[Any], dtype: str) -> Any:
 
 
 def _module(of: Format, linear: LinearShape, reference: Callable[..., Any], names: tuple[str, ...]) -> nn.Module:
-    """Return a module that applies the reference of a format to its tensors."""
+    """Return a module that applies a format's reference arithmetic to its tensors."""
     from torch.nn import Module
 
     class Reference(Module):
         def forward(self, tensors: list[Any]) -> Any:
-            """Return W [rows, columns], or the quantised input and the scaled product."""
+            """Return the unpacked W [rows, columns], or the quantised input and the scaled product."""
             return reference(of, linear, dict(zip(names, tensors, strict=True)))
 
     return Reference()
 
 
 def _integers(words: Any, bits: int, count: int) -> Any:
-    """Return the first ``count`` integers of ``bits`` bits in each row of words."""
+    """Unpack the first ``count`` integers of ``bits`` bits from each row of words."""
     import torch
 
     width = words.element_size() * 8
@@ -226,7 +227,7 @@ def _integers(words: Any, bits: int, count: int) -> Any:
 
 
 def _spread(scales: Any, size: int, count: int, dim: int = -1) -> Any:
-    """Return each scale as often as it has numbers, cut to ``count``."""
+    """Repeat each scale ``size`` times, and cut the result to ``count``."""
     return scales.repeat_interleave(size, dim).narrow(dim, 0, count)
 
 
@@ -259,7 +260,7 @@ def _four_bit(of: formats.FourBit, w: LinearShape, t: Tensors) -> Any:
 
 
 def _values(codes: Any) -> Any:
-    """Return the numbers in E2M1 of codes, from a table."""
+    """Return the E2M1 numbers of codes, looked up in a table."""
     import torch
 
     return torch.empty(16, dtype=torch.bfloat16, device=codes.device)[codes]
@@ -319,11 +320,11 @@ _UNPACK: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
     formats.Gptq: _gptq, formats.Awq: _awq, formats.Mlx: _mlx, formats.FourBit: _four_bit, formats.Mxfp4: _mxfp4,
     formats.CompressedTensors: _compressed, formats.TorchaoEightBit: _torchao, formats.TorchaoInt4: _torchao_int4,
 }  # fmt: skip
-"""Class of a format -> function that returns W [rows, columns] or its transpose from the stored tensors."""
+"""Function by format class that unpacks W [rows, columns], or its transpose, from the stored tensors."""
 
 
 def _grouped(x: Any, size: int) -> Iterator[Any]:
-    """Yield the columns in whole groups, and what is left as one more."""
+    """Yield the columns in whole groups, then the remaining columns as one more group."""
     whole = x.shape[-1] // size * size
     if whole:
         yield x[..., :whole].unflatten(-1, (-1, size))
@@ -332,13 +333,13 @@ def _grouped(x: Any, size: int) -> Iterator[Any]:
 
 
 def _by_row(x: Any, *, rounded: bool = False) -> tuple[Any, Any]:
-    """Return x in numbers of eight bits, and the scales of its rows."""
+    """Quantise x to eight bits by rows; return the numbers and the scales."""
     scales = x.abs().amax(-1, keepdim=True) / _LARGEST
     return ((x / scales).round() if rounded else x / scales), scales
 
 
 def _scaled(t: Tensors, inputs: tuple[Any, Any], weight: str) -> tuple[Any, Any]:
-    """Return the inputs, and products that are multiplied by scales of rows and of columns."""
+    """Return the quantised inputs, and the products multiplied by the scales of rows and columns."""
     return inputs[0], t["y"] * inputs[1] * t[weight].float().flatten()
 
 
@@ -405,4 +406,4 @@ _SCALE: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
     formats.Nvfp4: lambda of, w, t: _two_levels(t, of.unit[1], "input_scale", "weight_scale_2"),
     formats.CompressedTensors: _compressed_product, formats.TorchaoEightBit: _torchao_product,
 }  # fmt: skip
-"""Class of a format -> reference of a product of quantised inputs; it returns these and the scaled result."""
+"""Function by format class that quantises inputs and scales a product, as a reference."""

@@ -1,7 +1,7 @@
-"""Run the arithmetic of formats of quantised weights group by group, as kernels do, for the dynamic source.
+"""Run the arithmetic of quantised weight formats group by group, as kernels do, for the dynamic source.
 
 The static source exports references on whole matrices (:mod:`.unpacking`). Only the table of dtypes is shared, so that
-a mistake in either arithmetic is a difference. Integers are only made, since their work is 0; all is on meta.
+a mistake in either arithmetic shows as a difference. Integers are only made, since their work is 0; all is on meta.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from costproof.storage import formats
 from costproof.storage.formats import LinearShape
 
 Tensors = Mapping[str, Any]
-"""Name of a stored tensor, or ``x`` and ``y`` of inputs and products -> the tensor."""
+"""Stored tensors by name, with the inputs ``x`` and the products ``y``."""
 _DTYPES: Final = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
     "I32": "int32", "U32": "int32", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
-"""Dtype in a header -> dtype of torch; words without a sign shift like those with one."""
+"""Torch dtype by dtype in a header; unsigned words become signed ones, which shift alike."""
 _LARGEST: Final = 448.0
-"""Of E4M3; its value decides no count."""
+"""Largest number in E4M3; its value affects no count."""
 
 
 def torch_dtype(stored: str) -> Any:
-    """Return the dtype of torch for one in a header."""
+    """Return the torch dtype for a dtype in a header."""
     import torch
 
     return getattr(torch, _DTYPES[stored])
@@ -60,7 +60,7 @@ def _groups_of_mlx(of: formats.Mlx, w: LinearShape, t: Tensors) -> Any:
 
 
 def _times_block(numbers: Any, scales: Any, size: int) -> list[Any]:
-    """Return numbers of which ``size`` at a time are multiplied by a scale."""
+    """Multiply each block of ``size`` numbers by its scale; return the whole blocks, then the shorter last one."""
     whole = numbers.numel() // size
     found = [numbers[: whole * size].view(whole, size) * scales[:whole, None]] if whole else []
     return [*found, numbers[whole * size :] * scales[-1]] if numbers.numel() % size else found
@@ -131,7 +131,7 @@ UNPACK_BY_GROUP: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]
     formats.CompressedTensors: _groups_of_compressed, formats.TorchaoEightBit: _rows_of_torchao,
     formats.TorchaoInt4: _groups_of_tinygemm,
 }  # fmt: skip
-"""As :data:`.unpacking._UNPACK`, of the dynamic source; parts of W are a list."""
+"""Functions that unpack W by groups, by format class: the dynamic source's :data:`.unpacking._UNPACK`."""
 
 
 def _rows_in_eight_bits(x: Any, *, rounded: bool = False) -> tuple[Any, Any]:
@@ -209,4 +209,4 @@ SCALE_BY_BLOCK: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]]
     formats.Nvfp4: lambda of, w, t: _groups_in_four_bits(t, of.unit[1], "input_scale", "weight_scale_2"),
     formats.TorchaoEightBit: _rows_of_torchao_inputs,
 }  # fmt: skip
-"""As :data:`.unpacking._SCALE`, of the dynamic source."""
+"""Functions that scale products by blocks, by format class: the dynamic source's :data:`.unpacking._SCALE`."""

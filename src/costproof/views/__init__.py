@@ -1,1 +1,1 @@
-"""Views of a capture: everything that is computed from one, before it is formatted."""
+"""Compute everything that reports show from a capture, before it is formatted."""

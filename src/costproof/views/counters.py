@@ -1,4 +1,4 @@
-"""Compare third-party counters and the user's own numbers with our count."""
+"""Compare third-party counters and the user's own numbers with costproof's count."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class OwnNumber:
 
     name: str
     unit: str
-    """``flop`` or ``mac`` as the user states it; empty if that is not known."""
+    """``flop`` or ``mac`` as the user states it; empty if unknown."""
     judgement: Judgement
     printed_by: tuple[str, ...] = ()
-    """Counters that print this very number: ``fvcore on sam[crops]``."""
+    """Counters that print the same number: ``fvcore on sam[crops]``."""
 
     @property
     def settled(self) -> bool:
-        """Return whether the number is right or explained."""
+        """Return whether the number is right, or wrong for a known cause."""
         return self.judgement.status in ("right", "explained")
 
 
 @dataclass(frozen=True, slots=True)
 class CounterReport(NotebookRepr):
-    """All counters on one target and workload. Decode is represented by one step at the first context."""
+    """Results of all third-party counters on one target and workload, with one decode step for all of decode."""
 
     conventions: Conventions
     target: TargetInfo
@@ -43,7 +43,7 @@ class CounterReport(NotebookRepr):
     environment: dict[str, str]
     compared: CounterComparison
     spent: dict[str, CounterUsage] = field(default_factory=dict)
-    """Counter -> time and memory it needed."""
+    """Time and memory that each counter needed, by counter."""
     own: tuple[OwnNumber, ...] = ()
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class CounterReport(NotebookRepr):
 
     @property
     def exit_code(self) -> int:
-        """Return 1 for an unexplained difference, else 3 if we or a counter could not count something, else 0."""
+        """Return 1 for an unexplained difference, else 3 if any count is incomplete, else 0."""
         if any(f.residual for f in self.compared.findings) or any(not o.settled for o in self.own):
             return EXIT_FINDINGS
         return EXIT_INCOMPLETE if self.compared.incomplete else EXIT_OK

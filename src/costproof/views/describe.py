@@ -41,7 +41,7 @@ MEANING: Final[dict[tuple[str, str], str]] = {
 def workload_line(workload: Workload) -> str:
     """Return the workload in one line: the target's settings, text and new tokens, batch, dtype."""
     text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
-    text += f" behind {plural(workload.past, 'token')} in the cache" if workload.past else ""
+    text += f" after {plural(workload.past, 'token')} in the cache" if workload.past else ""
     if workload.rows:
         return ", ".join(filter(None, (workload.what, _rows(workload), workload.dtype)))
     new = plural(workload.new_tokens, "new token") if workload.new_tokens else ""
@@ -52,7 +52,7 @@ def workload_line(workload: Workload) -> str:
 
 
 def _rows(workload: Workload) -> str:
-    """Return a batch of rows in words: its first rows, and the numbers of sequences, tokens and logits."""
+    """Describe a batch of unequal rows in words: its first rows, and numbers of sequences, tokens and logits."""
     rows = workload.rows
     shown = [row.short for row in rows[:_MOST_ROWS]] + ([f"{len(rows) - _MOST_ROWS} more"] if rows[_MOST_ROWS:] else [])
     count, logits = sum(row.count for row in rows), sum(row.count * row.logits for row in rows)
@@ -87,7 +87,7 @@ def _few(keys: Sequence[str]) -> str:
 
 
 def counted_lines(base: Side, head: Side) -> list[str]:
-    """Return the conditions of two sides' counts and the notes of their sources; one line where both agree."""
+    """Return the conditions of two sides' counts with notes of their sources; lines on which both agree appear once."""
     sides = (("base", base), ("head", head))
     if base.counted == head.counted:
         lines = [base.counted]
@@ -100,13 +100,13 @@ def counted_lines(base: Side, head: Side) -> list[str]:
 
 
 def note_lines(notes: Sequence[str], title: str = "Note") -> list[str]:
-    """Return the first notes of sources as lines of a report, and the number of further ones."""
+    """Return the first notes of the sources as lines, and the number of omitted ones."""
     more = [f"{title}: and {plural(len(notes) - _MOST_NOTES, 'more note')} in JSON"] if len(notes) > _MOST_NOTES else []
     return [*(f"{title}: {note}" for note in notes[:_MOST_NOTES]), *more]
 
 
 def run_line(run: RunRecord | None) -> str:
-    """Return how the dynamic source ran, in one sentence; empty if it ran on the meta device."""
+    """Describe the run of the dynamic source in one sentence; empty if it ran on the meta device."""
     if run is None or not run.options.real:
         return ""
     weights = f"random weights (seed {run.options.seed})" if run.options.weights == RANDOM else run.options.weights
@@ -114,7 +114,7 @@ def run_line(run: RunRecord | None) -> str:
 
 
 def mixed_attention(conventions: Conventions) -> str:
-    """Return which parts run which attention kernel; empty if all run the same."""
+    """Return the attention kernel of each part of the model as text; empty if all parts run the same one."""
     return MEANING[("attention", conventions.attention)] if conventions.attention == "flash_attention_2" else ""
 
 

@@ -22,7 +22,7 @@ from costproof.views.quantities import EXPLAINED, TOTAL, with_quantity
 
 @dataclass(frozen=True, slots=True)
 class GraphMatch:
-    """The count of a graph source for the modules of a formula."""
+    """A graph source's count of the modules to which a formula applies."""
 
     source: str
     kinds: tuple[str, ...]
@@ -32,18 +32,18 @@ class GraphMatch:
 
 @dataclass(frozen=True, slots=True)
 class FormulaPart:
-    """A formula, and the modules to which it applies."""
+    """A formula for one part of a stage's cost, and the modules to which the formula applies."""
 
     modules: str
     """Pattern of module paths; ``(root)`` for the model itself."""
     count: int
     kind: str
     owner: str
-    """Name of the layer whose formula it is."""
+    """Name of the layer that defines the formula."""
     formula: FormulaText
-    """The formula for one module."""
+    """The formula for a single module."""
     numbers: dict[str, int]
-    """The symbols of the formula with their values."""
+    """Values of the formula's symbols."""
     each: int | None
     total: int | None
     matches: tuple[GraphMatch, ...]
@@ -51,11 +51,11 @@ class FormulaPart:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedCall:
-    """Costs of one invocation of a stage; ``id`` is empty for costs of the stage in every run, such as parameters."""
+    """Costs of one invocation of a stage; ``id`` is empty for costs independent of invocations, such as parameters."""
 
     id: str
     place: str
-    """``sam[crops]``; ``sam`` for costs that belong to the stage in every run, such as parameters."""
+    """Name of the call: ``sam[crops]``; ``sam`` for costs independent of invocations, such as parameters."""
     calls: int
     symbols: dict[str, int]
     formula: FormulaText | None
@@ -75,9 +75,9 @@ class Explanation(ReportRepr):
     calls: tuple[ExplainedCall, ...]
     docs: dict[str, FormulaDoc]
     symbols: dict[str, str]
-    """Symbol -> meaning, for those that occur."""
+    """Meanings of the symbols that occur, by symbol."""
     attention: str = ""
-    """Which parts run which attention kernel; empty if all run the same."""
+    """The attention kernel of each part of the model as text; empty if all parts run the same one."""
 
 
 def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
@@ -90,7 +90,7 @@ def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
 
 
 def _from_graph(address: str, stage: str) -> str:
-    """Return the commands that describe a stage of a target by its exported graph."""
+    """Return a hint that names the commands that report a stage of a target by its exported graph."""
     listing = "" if stage == TOTAL else f"costproof explain {address} {stage} --graph lists its operators; "
     return f"{listing}costproof derive {address} reads closed forms off its graph"
 
@@ -222,7 +222,7 @@ def _call(
 def _parts(
     capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
 ) -> list[FormulaPart]:
-    """Return one part for each pattern of module paths in a group of nodes with equal formulas.
+    """Return one part for each pattern of module paths among nodes with equal formulas.
 
     Paths whose numbers are not all combinations of their ranges (layers 0 to 3 with experts 0 to 7) give several parts.
     """

@@ -17,7 +17,7 @@ from costproof.ledger.workload import ConfigValue, TargetInfo, Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallGraphFile(CallGraph):
-    """``callgraph.json``: a callgraph, and the header of every file.
+    """``callgraph.json``: a callgraph with the header that all files share.
 
     Only the calls themselves are needed; what a file was written without is empty when it is read.
     """
@@ -32,7 +32,7 @@ CALLGRAPH: Final = FileKind(name="costproof/callgraph", version=(2, 3), type=Cal
 _MAKE_AGAIN: Final = "costproof render CAPTURE -f callgraph-json"
 
 Drawable: TypeAlias = Capture | CallGraph
-"""Inputs of pictures. A callgraph without ledgers gives pictures without costs."""
+"""Files from which pictures are drawn; a callgraph without ledgers gives pictures without costs."""
 
 
 def read_drawable(path: Path) -> Drawable:
@@ -68,7 +68,7 @@ def callgraph_of(capture: Capture) -> CallGraph:
 
 
 def callgraph_file(capture: Capture) -> CallGraphFile:
-    """Return the callgraph of a capture under the common header.
+    """Return the callgraph of a capture as a file with the common header.
 
     Raises:
         Absent: the capture was made without the dynamic source.
@@ -85,16 +85,16 @@ def callgraph_file(capture: Capture) -> CallGraphFile:
 
 @dataclass(frozen=True, slots=True)
 class SweptTarget:
-    """The target of a sweep, with the configuration and settings that do not vary."""
+    """The target of a sweep, with the parts of its configuration and settings that do not vary."""
 
     name: str
     config: dict[str, ConfigValue]
-    """The target's own value; parameters that vary have their values in the rows."""
+    """Configuration of the target; keys that vary have their values in the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedPoints:
-    """Points of a sweep that were refused for the same reason: their number, and one as an example."""
+    """Points of a sweep that were refused for the same reason: their number and an example."""
 
     example: dict[str, ConfigValue]
     says: str
@@ -108,19 +108,19 @@ class SweepFile:
 
     target: SweptTarget
     workload: dict[str, ConfigValue]
-    """The preset and the settings that are the same at all points."""
+    """The preset and the settings that are equal at all points."""
     environment: dict[str, str]
     columns: tuple[str, ...]
-    """Names of columns: the parameters that vary, then the costs: ``prefill.flops``, or ``flops`` of the whole run."""
+    """Column names: varying parameters, then costs (``prefill.flops``, or ``flops`` for the whole run)."""
     points: int
     rows: int
-    """Points that are models; the others are refused."""
+    """Number of points with a valid model; the others are refused."""
     refused: dict[str, RefusedPoints]
-    """Rejected points, grouped by reason."""
+    """Refused points, grouped by reason."""
     data: tuple[tuple[ConfigValue, ...], ...]
-    """A row for each point, under ``columns``; costs are integers of any size."""
+    """Values of ``columns``, one row per point; costs are integers of any size."""
     counted: str = ""
-    """The conditions of the count, such as unused keys and work that is not counted, in words."""
+    """Description of the count's conditions, such as unused keys and work that is not counted."""
 
 
 COUNTED: Final = "counted"

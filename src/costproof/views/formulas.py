@@ -1,4 +1,4 @@
-"""Sum the formulas of nodes into readable formulas of stages and calls."""
+"""Sum the formulas of cost nodes into readable formulas of stages and calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import sympy
 
 _FACTOR_LIMIT: Final = 60
-"""Terms up to which a polynomial is factored; beyond, factoring costs more time than it gives clarity."""
+"""Maximum number of terms of a polynomial that is factored; more take too long for the clarity gained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class FormulaText:
     """One formula in three notations of equal value."""
 
     expression: str
-    """In symbols of workload and configuration; ``costproof.algebra.symbols.parse`` reads it."""
+    """Expression in the symbols of workload and configuration, readable by ``costproof.algebra.symbols.parse``."""
     latex: str
-    """``at_config``, typeset."""
+    """``at_config`` in LaTeX."""
     version: str
-    """Twelve hex digits of the normal form of ``expression``: another version is another formula."""
+    """Twelve hex digits of a hash of the normal form of ``expression``; another version means another formula."""
     at_config: str
     """The expression with the configuration's numbers inserted: only symbols of the workload are left."""
     symbols: tuple[str, ...]
-    """Symbols that ``at_config`` still has."""
+    """Symbols that remain in ``at_config``."""
 
 
 def stage_formula(
@@ -70,7 +70,7 @@ def stage_formula(
 def nodes_formula(
     nodes: Iterable[CostNode], metric: Metric, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
 ) -> FormulaText | None:
-    """Return the formula of the sum over some nodes; None if no node has an expression."""
+    """Return the formula summed over some nodes; None if no node has an expression."""
     check_time()
     texts = _texts(nodes, metric)
     if not texts:
@@ -85,7 +85,7 @@ def _texts(nodes: Iterable[CostNode], metric: Metric) -> tuple[tuple[str, int], 
 
 @lru_cache(maxsize=1024)
 def _sum_of(texts: tuple[tuple[str, int], ...]) -> sympy.Expr:
-    """Return the sum of expressions; n equal ones become ``n * expression``."""
+    """Return the sum of expressions, with n equal ones as ``n * expression``."""
     import sympy as sp
 
     from costproof.algebra.symbols import parse
@@ -121,7 +121,7 @@ def _version(total: sympy.Expr) -> str:
 
 @lru_cache(maxsize=1024)
 def _readable(total: sympy.Expr, config: tuple[tuple[str, int], ...]) -> sympy.Expr:
-    """Return an expression with the configuration's numbers substituted, factored if that is short."""
+    """Return an expression with the configuration's numbers inserted, factored if that is short."""
     import sympy as sp
 
     from costproof.algebra.symbols import sym

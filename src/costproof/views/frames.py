@@ -1,4 +1,4 @@
-"""Convert results to pandas DataFrames. pandas is imported only on use."""
+"""Convert results to pandas DataFrames, importing pandas only on use."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Tabled(Protocol):
-    """Protocol of results that give the rows of their table."""
+    """Protocol of results that can list the rows of their table."""
 
     def table_rows(self) -> Sequence[object]:
-        """Return the rows: dataclasses, mappings, or texts."""
+        """Return the rows of the table: dataclasses, mappings, or texts."""
 
 
 @runtime_checkable
@@ -118,7 +118,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
 
 
 def _plain(item: object, prefix: str = "") -> dict[str, Any]:
-    """Return a row: nested dataclasses as columns, lists of strings joined, functions omitted."""
+    """Return a row in plain types: nested dataclasses as columns, lists of strings joined, functions omitted."""
     if isinstance(item, str):
         return {prefix or "name": item}
     if isinstance(item, Mapping):
@@ -137,7 +137,7 @@ def _plain(item: object, prefix: str = "") -> dict[str, Any]:
 
 
 def _pick(item: object, *names: str) -> dict[str, Any]:
-    """Return some attributes of an object by name."""
+    """Return the named attributes of an object, by name."""
     return {name: getattr(item, name) for name in names}
 
 
@@ -202,7 +202,7 @@ DIFF_COLUMNS: Final = (
 
 @_rows.register
 def diff_rows(found: Diff) -> list[dict[str, Any]]:
-    """Return a row for each total, each stage and each changed cost of every source; sums may be unchanged.
+    """Return a row for each total, stage and changed cost of every source; totals and stages also if unchanged.
 
     Each row has what the numbers of both sides leave out, with the notes of their sources.
     """
@@ -385,7 +385,7 @@ def _modules(graph: CallGraph) -> list[dict[str, Any]]:
 
 
 def _bytes(way: str, values: Sequence[ValueAt], calls: int) -> dict[str, int | None]:
-    """Return the bytes that a module takes or returns, in its first recorded call and in all calls."""
+    """Return the bytes of a module's inputs and outputs, in its first recorded call and in all calls."""
     told: dict[int, list[int | None]] = {}
     for v in values:
         told.setdefault(v.call, []).append(_size(v))
@@ -422,7 +422,7 @@ def module_rows(capture: Capture) -> list[dict[str, Any]]:
 
 
 def _inside(ledger: Ledger, metric: Metric) -> dict[str, int | None]:
-    """Return module -> metric of the module and all modules inside it, over all stages."""
+    """Return a metric of each module including its submodules, over all stages, by module."""
     own: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
         own.setdefault(node.module, []).append(node)

@@ -21,12 +21,12 @@ _AGAIN: Final = "costproof report TARGET -o DIR"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files that one report wrote into its folder."""
+    """The files that one report wrote into its folder, with their hashes."""
 
     files: dict[str, str]
-    """Name -> SHA-256 of its bytes, in hex digits."""
+    """SHA-256 of each file in hex digits, by file name."""
     source: str = ""
-    """The target, with files and folders as paths relative to this folder; empty for a module object, or if unknown."""
+    """Address of the target, with paths relative to this folder; empty for a module object, or if unknown."""
 
 
 MANIFEST: Final = FileKind(name="costproof/manifest", version=(1, 1), type=Manifest)
@@ -59,7 +59,7 @@ def check_source(folder: Path, source: str) -> None:
 
 
 def named_files(folder: Path) -> frozenset[str]:
-    """Return the names of the files that a report wrote to a folder; empty without a manifest of ours."""
+    """Return the names of the files that a report wrote to a folder; empty without a costproof manifest."""
     try:
         return frozenset(load(folder / NAME, MANIFEST, make_again=_AGAIN).files)
     except BadInput:

@@ -24,7 +24,7 @@ _SHOWN = 3
 
 
 def pattern(paths: Sequence[str]) -> str:
-    """Return paths as one pattern, ``model.layers.[0-11]`` or ``attn.{q,k,v}``; else the first few paths."""
+    """Return module paths as one pattern, ``model.layers.[0-11]`` or ``attn.{q,k,v}``; else the first few paths."""
     found = [text for text, _ in patterns(dict.fromkeys(paths))]
     if len(found) == 1:
         return found[0]
@@ -51,23 +51,23 @@ def natural(path: str) -> tuple[tuple[int, int, str], ...]:
 LABELS: Final = 3
 """Maximum number of graph node names that a row lists for each operator."""
 SourceValues = dict[Metric, dict[str, int | None]]
-"""Metric -> source -> value, for the sources that give the metric in the stage."""
+"""Values by metric and source, for the sources that give the metric in the stage."""
 TreeRow = dict[str, Any]
 
 
 @dataclass(slots=True)
 class _TreeNode:
-    """A module of a stage, or a container that holds modules."""
+    """A module of a stage, or a container of modules."""
 
     path: str
     children: dict[str, _TreeNode] = field(default_factory=dict)
     nodes: dict[str, list[CostNode]] = field(default_factory=lambda: defaultdict(list))
-    """Source -> its cost nodes of this module."""
+    """Cost nodes of this module, by source."""
     findings: list[int] = field(default_factory=list)
     own: SourceValues = field(default_factory=dict)
     sums: SourceValues = field(default_factory=dict)
     like: int = 0
-    """A number that is equal for modules that differ only in their paths."""
+    """Number of a class of modules that differ only in their paths."""
 
 
 class ModuleRows:
@@ -115,7 +115,7 @@ class ModuleRows:
         place.like = self._likes.setdefault(key, len(self._likes))
 
     def _emit(self, stage: str, group: Sequence[_TreeNode], parent: int | None, name: str) -> list[int]:
-        """Append a row for some equal modules, and the rows of their children; return the ids of their findings."""
+        """Append a row for a group of equal modules, and rows for their children; return the ids of their findings."""
         families = _families(group)
         while parent is not None and not group[0].own and not group[0].findings and len(families) == 1:
             # A container that costs nothing has no row of its own.
@@ -155,7 +155,7 @@ class ModuleRows:
 
 
 class FormulaTable:
-    """Table of the formulas on a page, which rows refer to by index."""
+    """Table of the formulas on a page, to which rows refer by index."""
 
     def __init__(self) -> None:
         """Create an empty table."""
@@ -199,7 +199,7 @@ def _grow_tree(stage: str, here: Sequence[Ledger], findings: Sequence[Finding]) 
 
 
 def _families(group: Sequence[_TreeNode]) -> dict[str, list[_TreeNode]]:
-    """Return the children of equal modules by name, with equal numbered children in one group."""
+    """Return the children of a group of equal modules, by name, with equal numbered children in one group."""
     numbered: dict[tuple[str, int], list[str]] = {}
     for name, child in group[0].children.items():
         alike = ("", child.like) if name.isdecimal() and name.isascii() else (name, child.like)
@@ -226,7 +226,7 @@ def _operators(source: str, nodes: Iterable[CostNode]) -> list[list[object]]:
 
 
 def _shapes(values: Iterable[object]) -> list[str]:
-    """Return the tensors of the first call: ``args[0]: [1, 16, 4] bfloat16``."""
+    """Return the inputs or outputs of a module's first call as text: ``args[0]: [1, 16, 4] bfloat16``."""
     return [
         f"{v.place}: [{', '.join(map(str, v.shape))}] {v.dtype}"
         for v in values

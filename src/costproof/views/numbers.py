@@ -1,4 +1,4 @@
-"""Format exact integers for people. Rounding uses integers, so no count passes through a float."""
+"""Format exact integers for people, rounding in integers so that no count passes through a float."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _SCALES: Final = ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10
 
 
 def exact(value: int | None) -> str:
-    """Format all digits in groups of three: ``571,922,513,920``; ``?`` for None."""
+    """Format an integer with all digits in groups of three: ``571,922,513,920``; ``?`` for None."""
     return "?" if value is None else f"{value:,}"
 
 
 def human(value: int | None, unit: str = "", *, places: int = 2) -> str:
-    """Format with a decimal prefix and ``places`` digits, rounded half up: ``571.92 GFLOP``; ``?`` for None.
+    """Format a number with decimal prefix and ``places`` digits, rounded half up: ``571.92 GFLOP``; ``?`` for None.
 
     Args:
         unit: ``FLOP``, ``B``; prefixes are powers of 1000 for bytes too.
@@ -40,14 +40,14 @@ def _scaled(size: int, rank: int, places: int) -> int:
 
 
 def human_or_bound(value: int | None, at_least: int | None, unit: str = "") -> str:
-    """Format like :func:`human`, or as ``≥`` and the known part if the total is unknown."""
+    """Format a number like :func:`human`; an unknown one as ``≥`` and its known summand."""
     if value is None and at_least is not None:
         return "≥ " + human(at_least, unit)
     return human(value, unit)
 
 
 def share(part: int | Fraction | None, whole: int | Fraction | None) -> str:
-    """Return the percentage with one digit, rounded half up: ``49.8 %``; empty if it cannot be computed.
+    """Return a ratio as percentage with one digit, rounded half up: ``49.8 %``; empty if it cannot be computed.
 
     A part that is not nothing is never ``0.0 %``, and one that is not all is never ``100.0 %``.
     """

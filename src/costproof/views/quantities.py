@@ -1,4 +1,4 @@
-"""Compute the quantities of reports: metrics, sums derived from them, and which sources give them."""
+"""Compute the quantities in reports: metrics, sums derived from them, and the sources that give them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part
 from costproof.ledger.run import ALL_SOURCES
 
 Costs = dict[str, int | None]
-"""Quantity -> value; None is unknown or disputed."""
+"""Value by quantity; None if it is unknown or the sources disagree on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,20 @@ class ShownQuantity:
 
 
 TOTAL: Final = "total"
-"""The name for all stages together, used in place of a stage."""
+"""Name for all stages together, used instead of a stage name."""
 _DERIVED: Final[dict[str, ShownQuantity]] = {
     "params_executed": ShownQuantity("parameters of modules that this run reads", "elements", ("params",)),
     "macs": ShownQuantity("multiply-accumulates", "MAC", ("flops",)),
     "io_bytes": ShownQuantity("bytes read and written", "bytes", TRAFFIC),
     "activation_bytes": ShownQuantity("", "bytes", ("output_bytes",)),
 }
-"""``activation_bytes`` is another name of ``output_bytes`` in files, and has no row of its own."""
+"""Quantities derived from metrics.
+
+``activation_bytes`` is another name of ``output_bytes`` in files, and has no row of its own.
+"""
 
 METRICS_SHOWN: Final[tuple[Metric, ...]] = tuple(m for m, i in METRICS.items() if i.unit != "calls")
-"""Metrics shown in reports; calls are left out, since their sum over modules is meaningless."""
+"""Metrics shown in reports, without calls, whose sum over modules is meaningless."""
 PER_CALL: Final[tuple[Metric, ...]] = tuple(m for m in METRICS_SHOWN if not METRICS[m].stage_wide)
 SHOWN: Final[dict[str, ShownQuantity]] = {
     name: shown
@@ -45,9 +48,9 @@ SHOWN: Final[dict[str, ShownQuantity]] = {
         *((n, d) for n, d in _DERIVED.items() if d.of[-1] == metric),
     )
 }
-"""Quantities in the order of tables; derived ones follow the last metric that they need."""
+"""Quantities in the order of tables; a derived quantity follows the last metric that it is derived from."""
 UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "MAC": "MAC"}
-"""Unit -> symbol after a number; elements have none."""
+"""Symbol printed after a number, by unit; elements have none."""
 
 
 def with_derived(found: Mapping[Metric, KnownAmount], executed: int | None) -> dict[str, KnownAmount]:
@@ -75,7 +78,7 @@ EXPLAINED: Final[dict[str, MetricInfo]] = {
         if d.of[0] not in STAGE_WIDE
     },
 }
-"""Quantities that formulas determine. Which parameters a run reads is not among them."""
+"""Quantities that have formulas, unlike the parameters that a run reads."""
 
 
 def with_quantity(ledger: Ledger, name: str) -> Ledger:
@@ -122,22 +125,22 @@ def ledgers(capture: Capture) -> tuple[Ledger, ...]:
 
 
 def provides(ledger: Ledger, metric: Metric, stage: str | None = None) -> bool:
-    """Return whether a source gives a metric, for one stage or in general."""
+    """Return whether a source counts a metric, in a given stage or at all."""
     return metric in ledger.metrics and (stage is None or stage in ledger.stages)
 
 
 def whole(capture: Capture, ledger: Ledger) -> bool:
-    """Return whether a source covers every stage, without which its sum is not a total."""
+    """Return whether a source covers every stage, so that its sum is the total."""
     return set(capture.target.stages) <= set(ledger.stages)
 
 
 def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int | None:
-    """Return a source's sum of a metric; ``None`` if it is unknown because of an operator without a rule."""
+    """Return a metric of a source, summed; ``None`` if unknown because of an operator without a rule."""
     return ledger.total(metric, where, stage) if provides(ledger, metric, stage) else None
 
 
 def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int:
-    """Return the known part of a source's sum, a lower bound."""
+    """Return the known part of a metric's sum in a source, which is a lower bound."""
     inside = (n for n in ledger.nodes if stage in (None, n.stage) and (where is None or where(n)))
     return known_part(inside, metric)
 
@@ -145,7 +148,7 @@ def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where
 def quantity(
     capture: Capture, metric: Metric, stage: str | None = None, where: Where | None = None, *, settled: bool
 ) -> KnownAmount:
-    """Return the number of a metric that reports show first.
+    """Return the headline number of a metric in reports.
 
     Args:
         settled: the comparison ended exact or explained, so that the first source may speak for all.
@@ -162,7 +165,7 @@ def quantity(
 
 
 def add_known(*parts: KnownAmount) -> KnownAmount:
-    """Return the sum of amounts; with unknown ones, only a lower bound."""
+    """Return the sum of amounts; if an amount is unknown, only a lower bound."""
     total = exact_sum(p.value for p in parts)
     if total is not None:
         return KnownAmount(total)

@@ -1,4 +1,4 @@
-"""Compute the results of a run from its capture, each on first use, and the statuses of stages."""
+"""Compute the results of a run from its capture, each on first use, and the status of each stage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Results(ReportRepr):
-    """A capture and everything computed from it, each part once and on first use."""
+    """A capture and all results computed from it, each on first use."""
 
     capture: Capture
     """All ledgers of the run."""
@@ -91,7 +91,7 @@ class Results(ReportRepr):
         return _frame(self.capture)
 
     def modules(self) -> pd.DataFrame:
-        """Return one row per module, with the counts of each source in it and everything inside it."""
+        """Return one row per module, with each source's counts of the module and its submodules."""
         from costproof.views.frames import module_rows
 
         return _frame(module_rows(self.capture))
@@ -108,7 +108,7 @@ _SETTLED: Final = ("explained", "exact")
 _ONE_SOURCE: Final = ("analytic-only", "static-only", "dynamic-only", "isolated-only", "headers-only")
 _MOST_METRICS: Final = 2
 GOOD: Final = frozenset({"exact", "explained", "not-executed"})
-"""Statuses without an open difference."""
+"""Statuses that leave no difference open."""
 
 
 def worst(findings: list[Finding]) -> str:
@@ -128,7 +128,7 @@ def worst(findings: list[Finding]) -> str:
 
 
 def stage_words(discrepancy: Discrepancy, stage: str) -> str:
-    """Return the worst status of a stage, with its metrics if FLOPs are not among them: ``explained (params)``."""
+    """Return the worst status of a stage, with the metrics that have it unless FLOPs do: ``explained (params)``."""
     here = [f for f in discrepancy.findings if f.stage == stage]
     status = worst(here)
     named = list(dict.fromkeys(f.metric for f in here if f.status == status))

@@ -1,4 +1,4 @@
-"""Compute ``static_compute.json``: the cost of each stage, as headline and by source."""
+"""Compute the content of ``static_compute.json``: the cost of each stage, as headline numbers and by source."""
 
 from __future__ import annotations
 
@@ -40,39 +40,39 @@ FORMULA_METRICS: Final[tuple[Metric, ...]] = tuple(m for m, i in METRICS.items()
 
 @dataclass(frozen=True, slots=True)
 class InvocationCompute(Flat):
-    """One call of a stage."""
+    """Costs of one call of a stage."""
 
     id: str
     calls: int
     costs: Costs
-    """Metrics that depend on the call."""
+    """Values of the metrics that depend on the call."""
     inputs: tuple[TensorSpec, ...]
     symbols: dict[str, int]
     formulas: dict[str, FormulaText]
 
     @classmethod
     def quantities(cls) -> tuple[str, ...]:
-        """Return the metrics that depend on the workload, as opposed to the model."""
+        """Return the metrics that depend on the workload and not only on the model."""
         return PER_CALL
 
 
 @dataclass(frozen=True, slots=True)
 class StageCompute(Flat):
-    """One stage over all its invocations. ``None`` is unknown or disputed, never zero."""
+    """Costs of one stage over all its invocations; ``None`` means unknown or disputed, never zero."""
 
     id: str
     costs: Costs
-    """All quantities that a report shows."""
+    """Values of all quantities that a report shows."""
     graph_peak_bytes: int | None
-    """The peak of live activations of the graph in bytes; ``None`` also if it was not requested."""
+    """Peak of live activations in the graph, in bytes; ``None`` also if it was not requested."""
     eager_peak_bytes: int | None
-    """The peak of live activations of the eager module."""
+    """Peak of live activations of the eager module, in bytes."""
     flops_by_kind: Costs
     at_least: dict[str, int]
-    """For a quantity that is null because an operator has no rule: the part that is known."""
+    """Lower bound of a quantity that is null since an operator has no rule: the sum of its known summands."""
     invocations: tuple[InvocationCompute, ...]
     sources: dict[str, Costs]
-    """Each source by itself, with the metrics of another tool's convention where they were asked for."""
+    """Costs by source, including metrics in another tool's convention if requested."""
     formulas: dict[str, FormulaText]
 
     @classmethod
@@ -83,7 +83,7 @@ class StageCompute(Flat):
 
 @dataclass(frozen=True, slots=True)
 class NotCounted:
-    """Something that no number of the report includes, with the reason."""
+    """Work or memory that no number of the report includes, with the reason."""
 
     what: str
     why: str
@@ -100,33 +100,32 @@ class StaticCompute:
     verdict: str
     stages: tuple[StageCompute, ...]
     totals: Costs
-    """Sums over the stages; parameters of a module that works in two stages count once."""
+    """Sums over the stages; parameters of a module that runs in two stages count once."""
     totals_at_least: dict[str, int]
     sources: dict[str, Costs]
-    """Totals of each source by itself."""
+    """Totals by source."""
     not_counted: tuple[NotCounted, ...]
     symbols: dict[str, SymbolDoc] = field(default_factory=dict)
     whole: WholeModel | None = None
-    """Costs of the whole model, if only its first layers were counted."""
+    """Costs of all layers, if only the model's first layers were counted."""
     formulas_of: str = ""
-    """Where the formulas come from: ``analytic``, or ``derived``, read off the exported graph where there are no
-    formulas of ours; empty where there are none at all."""
+    """Origin of the formulas: ``analytic``, or ``derived`` from the exported graph; empty without formulas."""
 
     parallel: Mesh | None = None
-    """Devices along each axis, if there are several; all costs above are of one rank."""
+    """Number of devices along each mesh axis, if there are several; all costs above are of one rank."""
     rank: int = 0
     ranks: tuple[RankCosts, ...] = ()
-    """Costs of all ranks by the formulas; ranks with equal costs are listed together."""
+    """Costs of all ranks by the formulas, one entry for ranks with equal costs."""
     collectives: tuple[Collectives, ...] = ()
-    """Collectives of the counted rank by the formulas, equal ones together."""
+    """Collectives of the counted rank by the formulas, one entry for equal collectives."""
     duplicates: tuple[Duplicate, ...] = ()
-    """What all ranks together have or do more than one device; with these, the sums over ranks are exact."""
+    """Work and memory that several ranks duplicate; without these, the sums over ranks equal one device's costs."""
     dispatches: tuple[Dispatch, ...] = ()
-    """Forms in which tokens may reach the experts of other ranks, with what the counted rank sends and computes."""
+    """Methods of sending tokens to experts of other ranks, with the bytes and FLOPs of the counted rank."""
     attributes_bytes: int = 0
-    """Memory of tensors that are plain attributes of modules, in no cost above."""
+    """Bytes of tensors that are plain attributes of modules, which no cost above includes."""
     padding: Padding | None = None
-    """What the run holds only because sizes are rounded up, by the formulas; no cost above includes it."""
+    """Memory that only padding to blocks takes, by the formulas; no cost above includes it."""
 
     @property
     def one_stage(self) -> bool:
@@ -221,7 +220,7 @@ def check_sums(result: StaticCompute) -> None:
 
 
 def _closed(capture: Capture) -> Ledger | None:
-    """Return the source with closed formulas: ``analytic``, or ``static`` if there is no analytic one."""
+    """Return the source with closed formulas: ``analytic``, or else ``static``."""
     found = (capture.by_source.get(source) for source in ("analytic", "static"))
     return next((x for x in found if x is not None and any(n.exprs for n in x.nodes)), None)
 
@@ -273,7 +272,7 @@ def _stage(capture: Capture, stage: str, settled: bool, closed: Ledger | None) -
 
 
 def _by_kind(ledger: Ledger, stage: str, *, known: bool) -> dict[str, int | None]:
-    """Return operator kind -> FLOPs of a source; ``None`` for all kinds if their sum is unknown."""
+    """Return a source's FLOPs by operator kind; ``None`` for all kinds if their sum is unknown."""
     kinds: dict[str, int | None] = {}
     for n in ledger.nodes:
         flops = n.cost("flops")

@@ -1,1 +1,1 @@
-"""Weights of models: how checkpoints store them, loading them into a model, and random values instead."""
+"""Describe the stored weights of a checkpoint, load weights into a model, or generate random ones."""

@@ -1,8 +1,8 @@
-"""Read a quantisation configuration for the static source, as the libraries that load or write a checkpoint do.
+"""Read a quantisation configuration as the library that loads or writes the checkpoint does, for the static source.
 
-This is a second reading, apart from :mod:`costproof.storage.scheme`, which formulas use: they share only the classes
-of formats, so that a mistake in either is a difference. There, a configuration becomes rules; here, each module is
-looked up in the configuration, and transformers itself says what it leaves unquantised.
+This is independent of :mod:`costproof.storage.scheme`, which formulas use: both share only the classes of formats, so
+that a mistake in either shows as a difference. There, a configuration becomes rules; here, each module is looked up in
+the configuration, and transformers itself says what it leaves unquantised.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LibraryReading:
-    """Quantisation of a checkpoint as its library reads the configuration."""
+    """Quantisation settings of a checkpoint, with the decisions of the library that reads them."""
 
     method: str = ""
-    """Method of quantisation; empty: none."""
+    """Quantisation method; empty: the checkpoint is not quantised."""
     settings: Settings = field(default_factory=dict)
     model_type: str = ""
     kept: tuple[str, ...] = ()
-    """Names in the list of what is not quantised, with those that transformers adds."""
+    """Names in the configuration's list of unquantised modules, with those that transformers adds."""
     prefix: tuple[str, str] = ("", "")
-    """Beginning of paths -> the beginning under which lists name these modules."""
+    """Prefix of module paths, and the prefix under which lists name these modules."""
 
     @property
     def stacked(self) -> bool:
-        """Return whether the experts of a layer are one tensor of each kind: in gpt-oss."""
+        """Return whether the experts of a layer are stored as stacked tensors, as in gpt-oss."""
         return self.method == "mxfp4"
 
     @property
     def float32(self) -> bool:
-        """Return whether modules that the class keeps in float32 are stored in float32 too, as bitsandbytes does."""
+        """Return whether modules that the class keeps in float32 are also stored in float32, as by bitsandbytes."""
         return self.method == "bitsandbytes"
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Return the module paths with an entry of their own in the quantisation settings; the model must have them."""
+        """Return the paths of modules with individual settings; the model must have these modules."""
         own = (key for key, value in self.settings.items() if isinstance(value, dict) or value is False)
         return tuple(own) if self.method == "mlx" else ()
 
     @property
     def cache(self) -> str:
-        """Return the producer of scales of the cache that attention stores; empty: none."""
+        """Return the method whose scales attention stores for a quantised cache; empty: no scales."""
         scheme: Any = self.settings.get("kv_cache_scheme")
         if self.method == "modelopt":
             return self.method if self.settings.get("kv_cache_quant_algo") or scheme else ""
@@ -67,7 +67,7 @@ class LibraryReading:
         return self.method if is_stored and scheme.get("dynamic") is not True else ""
 
     def format_of(self, place: LinearModule) -> Format | None:
-        """Return the format of a linear layer or table; ``None`` if it is not quantised.
+        """Return the format of a linear layer or embedding table; ``None`` if it is not quantised.
 
         Raises:
             UnknownFormat: the library has a layout of its own for the module, or none for its shape or these settings.
@@ -98,7 +98,7 @@ class LibraryReading:
         return new + path[len(old) :] if old and path.startswith(old) else path
 
     def _settings_of(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
-        """Return the settings that hold for a module; ``None`` if it is left as it is."""
+        """Return the quantisation settings of a module; ``None`` if it is not quantised."""
         match self.method:
             case "fp8" | "bitsandbytes" | "torchao":
                 return self.settings if self._is_converted(paths) else None
@@ -127,7 +127,7 @@ class LibraryReading:
         return all(should_convert_module(path + end, list(self.kept)) for path in paths)
 
     def _of_gptq(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
-        """Look a module up in ``dynamic``, of which the first pattern decides (GPTQModel, dynamic_get)."""
+        """Return GPTQ settings of a module: the first match in ``dynamic`` decides (GPTQModel, dynamic_get)."""
         if place.is_head and self.settings.get("lm_head") is not True:
             return None
         if not place.is_head and not _is_in_a_layer(place):
@@ -139,7 +139,7 @@ class LibraryReading:
         return self.settings
 
     def _of_mlx(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
-        """Look a module up by its path, as the predicate of mlx_lm.utils.load_model does."""
+        """Return MLX settings of a module: those under its path, else the common ones (mlx_lm.utils.load_model)."""
         for own in (self.settings[path] for path in paths if path in self.settings):
             return {**self.settings, **own} if isinstance(own, dict) else None
         if place.kind == "Expert":
@@ -149,7 +149,7 @@ class LibraryReading:
 
 
 def library_reading(stored: Stored, model: nn.Module) -> LibraryReading:
-    """Return the quantisation of the checkpoint of a model, from the configuration that :class:`Stored` has.
+    """Return the quantisation of a model's checkpoint, from the settings in :class:`Stored`.
 
     Only configurations that :func:`~costproof.storage.scheme.read_scheme` accepts are read.
     """
@@ -181,7 +181,7 @@ def library_reading(stored: Stored, model: nn.Module) -> LibraryReading:
 
 
 def _kept_by_transformers(model: nn.Module, names: list[str] | None) -> list[str]:
-    """Return the names that transformers' quantisers make of a list, or of the model without one."""
+    """Return the names of modules that transformers leaves unquantised, by a list or, without a list, by the model."""
     from transformers.quantizers.base import HfQuantizer
 
     found: list[str] = HfQuantizer.get_modules_to_not_convert(
@@ -195,11 +195,11 @@ _LISTS: Final = {
     "torchao": ("modules_to_not_convert",), "awq": ("modules_to_not_convert",), "compressed-tensors": ("ignore",),
     "modelopt": ("exclude_modules", "ignore"),
 }  # fmt: skip
-"""Method -> keys of the list of modules that are not quantised, of which the first that is there holds."""
+"""Keys of the list of unquantised modules, by method; the first key with a value counts."""
 
 
 def _is_in_a_layer(place: LinearModule) -> bool:
-    """Return whether a module is in one of the layers that AutoGPTQ and AutoAWQ go through, with rows to pack."""
+    """Return whether a module is in a layer that AutoGPTQ and AutoAWQ process, and has more than one row."""
     numbered = re.search(r"(^|\.)(layers?|h|blocks?)\.\d+\.", place.own_path or place.path)
     return numbered is not None and place.rows > 1
 
@@ -219,11 +219,11 @@ _TAKES: Final[Mapping[str, Callable[[LinearModule], bool]]] = {
     "compressed-tensors": _is("Linear", "Embedding"),
     "torchao": _is("Linear"),
 }
-"""Method -> predicate: whether its library takes modules of this class."""
+"""Predicate by method: whether the library quantises modules of this class."""
 
 
 def _target(name: str, place: LinearModule, paths: tuple[str, ...]) -> tuple[int, bool, str] | None:
-    """Return the priority of a target of compressed-tensors that a module has, lowest first; ``None`` if it has not."""
+    """Return the priority of a compressed-tensors target that matches a module, lowest first; else ``None``."""
     expression = name[3:] if name.startswith("re:") else None
     if expression is None and name in paths:
         return 0, False, name
@@ -257,7 +257,7 @@ def _of_modelopt(settings: Settings, _: str) -> Format:
 
 
 def _of_compressed(group: Settings, _: str) -> Format:
-    """Return the format of a config group, by the defaults of compressed-tensors' QuantizationArgs."""
+    """Return the format of a compressed-tensors config group, with the defaults of QuantizationArgs."""
     weights: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True} | _stated(group["weights"])
     inputs: dict[str, Any] = {"dynamic": False, "symmetric": True} | _stated(group.get("input_activations") or {})
     is_float, size = weights["type"] == "float", weights.get("group_size", 0)
@@ -275,7 +275,7 @@ def _of_compressed(group: Settings, _: str) -> Format:
 
 
 def _of_torchao(settings: Settings, _: str) -> Format:
-    """Return the format of a configuration that torchao serialised: objects with ``_type`` and ``_data``."""
+    """Return the format in a configuration serialised by torchao: objects with ``_type`` and ``_data``."""
     config = settings["quant_type"]["default"] if "default" in settings["quant_type"] else settings["quant_type"]
     kind, data = config["_type"], config["_data"]
     if kind.startswith("Int4"):
@@ -290,7 +290,7 @@ def _of_torchao(settings: Settings, _: str) -> Format:
 
 
 def _fits_torchao(of: Format, place: LinearModule) -> bool:
-    """Return whether torchao quantises a matrix of this shape; it leaves others without an error.
+    """Return whether torchao quantises a matrix of this shape; it skips other matrices without an error.
 
     Raises:
         UnknownFormat: it is an expert.
@@ -317,4 +317,4 @@ _FORMATS: Final[Mapping[str, Callable[[Settings, str], Format]]] = {
     "compressed-tensors": _of_compressed,
     "torchao": _of_torchao,
 }  # fmt: skip
-"""Method -> function that returns the format in which these settings store a matrix."""
+"""Function by method that returns the storage format of a matrix, from the settings and the model type."""

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 SHOWN: Final = 60
-"""Maximum number of problems that are listed; the rest is counted."""
+"""Maximum number of problems that an error lists; the others are only counted."""
 
 Transform = Literal["same", "split", "stack", "stack-gate", "stack-up", "unused"]
-"""How a tensor reaches its parameter.
+"""Kind of mapping from a checkpoint tensor to the model's parameters.
 
 ``same``: under another name. ``split``: thirds of the rows go to three parameters. ``stack``: one
 slice of a parameter over all experts; ``stack-gate`` and ``stack-up``: the first and the second
@@ -35,17 +35,17 @@ half of its rows. ``unused``: the model has no such parameter, because no code r
 """
 
 Names = Callable[[str], tuple[tuple[str, ...], Transform] | None]
-"""Name of a tensor -> the parameters that it fills and the transform; ``None`` for an unknown name."""
+"""Function from a tensor name to the parameters that it fills and the transform; ``None`` for an unknown name."""
 
 _STACKED: Final = {"stack": "down", "stack-gate": "gate", "stack-up": "up"}
-"""Transforms into one slice of a parameter -> the projection of the experts."""
+"""Projection of an expert that is loaded into a slice of a stack, by transform."""
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _LAYER: Final = re.compile(r".+\.layers\.\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A checkpoint tensor, and the parameters that it fills."""
+    """A checkpoint tensor, with the parameters that it fills."""
 
     tensor: str
     targets: tuple[str, ...]
@@ -55,18 +55,18 @@ class Placement:
 
 @dataclass(slots=True)
 class WeightPlan:
-    """Placements of checkpoint tensors by shard, and the tensors that are not loaded."""
+    """Placements of checkpoint tensors by shard, and tensors that are not loaded."""
 
     shards: dict[Path, list[Placement]] = field(default_factory=dict)
     beyond: int = 0
-    """Number of tensors of layers that were cut off."""
+    """Number of tensors in layers that the truncated model lacks."""
     never_run: list[str] = field(default_factory=list)
     recomputed: int = 0
     """Number of tensors for buffers that the model computes itself."""
 
 
 def no_other_names(name: str) -> None:
-    """Return ``None``: the checkpoint uses the model's own parameter names."""
+    """Return ``None`` for every name, since the checkpoint uses the model's own parameter names."""
 
 
 def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: bool) -> WeightPlan:
@@ -127,7 +127,7 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
 
 
 def load(found: WeightPlan, model: nn.Module, progress: Progress) -> tuple[str, ...]:
-    """Copy every tensor to its parameter, in the model's dtype, and return sentences that describe it.
+    """Copy every tensor to its parameter, in the model's dtype; return sentences that describe the checkpoint.
 
     Raises:
         BadInput: a shard is damaged.
@@ -159,7 +159,7 @@ def load(found: WeightPlan, model: nn.Module, progress: Progress) -> tuple[str, 
 
 
 def _views(placement: Placement, parameters: dict[str, nn.Parameter]) -> list[torch.Tensor]:
-    """Return the parameters, or slices of one, that the rows of a checkpoint tensor fill in this order."""
+    """Return the parameters, or the slice of one, that the rows of a checkpoint tensor fill, in order."""
     first, *others = (parameters[name] for name in placement.targets)
     if placement.transform not in _STACKED:
         return [first, *others]
@@ -223,9 +223,9 @@ def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Pat
 
 
 def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] | None]:
-    """Return shard file -> names that the index lists for it (``None`` without an index) of a folder.
+    """Return the shards of a checkpoint folder, with the tensor names that the index lists for each.
 
-    The files are not opened.
+    The shards are not opened. Without an index, ``None`` is in place of the names.
 
     Args:
         problems: list to which missing shards are added.
@@ -282,7 +282,7 @@ def _opened(shard: Path) -> Any:
 
 
 def _layer(name: str) -> str | None:
-    """Return the path of the layer that owns a parameter, such as ``model.layers.3``, or ``None``."""
+    """Return the path of the layer that owns a parameter, such as ``model.layers.3``; ``None`` outside of layers."""
     match = _LAYER.match(name)
     return match and match[0]
 
@@ -292,11 +292,11 @@ def _name(dtype: object) -> str:
 
 
 FEWER: Final = "--layers N counts its first layers, and says what the whole costs if these say it"
-"""Suggested fix for a model that is too large for concrete values."""
+"""Suggested fix for a model that is too large to be filled with values."""
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device in bytes, or ``None`` if the system does not report it."""
+    """Return the free memory of a device in bytes; ``None`` if the system does not report it."""
     import torch
 
     if device.type == "cuda":
@@ -309,13 +309,13 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def size_of(model: nn.Module, *, without_numbers: bool = False) -> int:
-    """Return the bytes of parameters and buffers, tied ones once; with ``without_numbers`` only those on meta."""
+    """Return the bytes of parameters and buffers, with tied ones once; with ``without_numbers`` only those on meta."""
     tensors = (*model.parameters(), *model.buffers())
     return sum(t.nbytes for t in tensors if t.is_meta or not without_numbers)
 
 
 def require_room(model: nn.Module, device: str) -> None:
-    """Check that parameters and buffers fit into the free memory of a device, before allocating them.
+    """Check before the allocation that parameters and buffers fit into the free memory of a device.
 
     Raises:
         Incomplete: they do not fit.

@@ -1,4 +1,4 @@
-"""Generate random weights and inputs that are functions of seed, name and index, with the same bits on every device.
+"""Generate random weights and inputs as functions of seed, name and index, with the same bits on every device.
 
 The generator is counter-based: a tensor can be filled in parts, in any order and by any number of threads. Index ``i``
 of the tensor ``name`` belongs to block ``b = i // 65536``. The first eight bytes of ``blake2b(f"{seed}:{name}:{b}")``
@@ -34,21 +34,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 SPREAD: Final = 0.02
-"""Standard deviation of random weights, as in the initialization for training."""
+"""Standard deviation of random weights, as usual for initialization before training."""
 
 BLOCK: Final = 2**16
-"""Numbers that share a key."""
+"""Number of random numbers that share a key."""
 _ROWS: Final = {"cpu": 16, "cuda": 256}
-"""Blocks of one pass: on a processor its scratch memory, 8 MiB, stays in the L3 cache, and starting an operator takes
-little of its time; on a GPU starting a kernel takes as long as so many numbers."""
+"""Number of blocks in one pass, by device type."""
 _OFTEN: Final = {"cpu": 2**20, "cuda": 2**28}
-"""Numbers between two reports of progress."""
+"""Number of random numbers between two reports of progress, by device type."""
 _LOWBIAS: Final = ((16, 0x7FEB352D), (15, 0x846CA68B))
-"""Shifts and multipliers of lowbias32, whose last step is a shift by 16."""
+"""Shifts and multipliers of the hash ``lowbias32``, whose last step is a shift by 16."""
 _SECOND: Final = 0x2C1B3C6D
-"""Multiplier of the second word."""
+"""Multiplier from which the second word of an index is computed."""
 _UNIT: Final = 2**16 * ((2**28 - 1) / 3) ** 0.5
-"""Standard deviation of the sum of four uniform 14-bit integers, in the upper half of a word."""
+"""Standard deviation of the sum of four uniform 14-bit integers in the upper half of a word."""
 
 
 def fill_random(model: nn.Module, seed: int, progress: Progress = silent) -> tuple[str, ...]:
@@ -70,7 +69,7 @@ def fill_random(model: nn.Module, seed: int, progress: Progress = silent) -> tup
 def fill_normal(
     tensors: Sequence[tuple[str, torch.Tensor]], seed: int, spread: float, progress: Progress = silent
 ) -> None:
-    """Fill named tensors with normal numbers of mean 0; torch's generators are left alone.
+    """Fill named tensors with normal numbers of mean 0, without using torch's generators.
 
     Args:
         spread: standard deviation.
@@ -99,7 +98,7 @@ def fill_normal(
 def random_normal(
     shape: Sequence[int], seed: int, name: str, device: torch.device | str, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return a tensor of standard normal numbers that depend on seed, name and index only."""
+    """Return a tensor of standard normal numbers that depend only on seed, name and index."""
     import torch
 
     made = torch.empty(shape, device=device, dtype=dtype)
@@ -108,7 +107,7 @@ def random_normal(
 
 
 def random_integers(below: int, shape: Sequence[int], seed: int, name: str) -> torch.Tensor:
-    """Return a tensor of int64 on the CPU with integers from 0 to ``below - 1``, uniform up to 1 in 2**31 / below."""
+    """Return an int64 tensor on the CPU with integers from 0 to ``below - 1``, uniform up to 1 in 2**31 / below."""
     import torch
 
     words = torch.empty(prod(shape), dtype=torch.int32)
@@ -121,18 +120,18 @@ def random_integers(below: int, shape: Sequence[int], seed: int, name: str) -> t
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A block of a tensor, or the part of one at its end."""
+    """A block of consecutive numbers in a tensor; the last block may be shorter."""
 
     key: str
     into: torch.Tensor
-    """Flat view of the tensor."""
+    """Flat view of the whole tensor."""
     first: int
     last: int
-    """Exclusive."""
+    """Index after the last number of the block."""
 
 
 def _passes(tensors: Sequence[tuple[str, torch.Tensor]], seed: int) -> Iterator[list[_Row]]:
-    """Yield groups of blocks to fill in one pass, whose tensors share one dtype and device."""
+    """Yield groups of blocks, each to be filled in one pass; the tensors of a group share dtype and device."""
     rows: list[_Row] = []
     for name, flat in tensors:
         if rows and (rows[0].into.dtype, rows[0].into.device) != (flat.dtype, flat.device):
@@ -148,9 +147,9 @@ def _passes(tensors: Sequence[tuple[str, torch.Tensor]], seed: int) -> Iterator[
 
 
 def _fill_all(passes: Sequence[list[_Row]], scale: float) -> Iterator[int]:
-    """Fill the blocks of all passes and yield how many numbers each one wrote.
+    """Fill the blocks of all passes, and yield the number of values written by each pass.
 
-    On a processor each thread takes a pass of its own. Threads that share an operator wait for each other at its end:
+    On a CPU each thread runs a separate pass. Threads that share an operator wait for each other at its end:
     beside other work on the machine that made this 15 times slower.
     """
     import torch
@@ -175,10 +174,10 @@ def _fill_all(passes: Sequence[list[_Row]], scale: float) -> Iterator[int]:
 
 
 def _fill(rows: Sequence[_Row], memory: local, scale: float) -> int:
-    """Write the numbers of blocks and return how many there are.
+    """Fill the blocks of one pass with random numbers, and return how many.
 
     Args:
-        memory: scratch memory of the thread, made at its first pass.
+        memory: scratch memory of the thread, allocated in its first pass.
     """
     import torch
 
@@ -204,7 +203,7 @@ def _fill(rows: Sequence[_Row], memory: local, scale: float) -> int:
 
 
 def _scratch(memory: local, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two tensors of int32 [blocks of a pass, numbers of a block] on a device, the same at each call."""
+    """Return two int32 scratch tensors [blocks of a pass, numbers of a block] on a device, one pair per thread."""
     import torch
 
     kept: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = memory.__dict__.setdefault("kept", {})
@@ -218,11 +217,11 @@ def _scratch(memory: local, device: torch.device) -> tuple[torch.Tensor, torch.T
 def _hash_words(
     words: torch.Tensor, scratch: torch.Tensor, key: torch.Tensor | int, multiplier: torch.Tensor | int
 ) -> None:
-    """Fill words [rows, n] or [n] with the first word of the first n indices of each block.
+    """Fill ``words`` [blocks, n] or [n] with the first hash of the first n indices of each block.
 
     Args:
-        key: of the block, or [rows, 1].
-        multiplier: of the block, or [rows, 1].
+        key: key of the block, or [blocks, 1].
+        multiplier: multiplier of the block, or [blocks, 1].
     """
     import torch
 
@@ -234,7 +233,7 @@ def _hash_words(
 
 
 def _sum_lanes(words: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Replace each first word by the random number in its upper half."""
+    """Replace each word by a random number in its upper half: the sum of four uniform integers."""
     import torch
 
     torch.mul(words, _SECOND, out=scratch)
@@ -257,7 +256,7 @@ def _position_hashes(device: torch.device) -> torch.Tensor:
 
 
 def _keys(keys: Sequence[str], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | tuple[int, int]:
-    """Return keys and multipliers of blocks as [blocks, 1], or as numbers for one block."""
+    """Return the keys and multipliers of blocks as tensors [blocks, 1], or as two numbers for one block."""
     import torch
 
     found = [struct.unpack("<ii", hashlib.blake2b(key.encode(), digest_size=8).digest()) for key in keys]

@@ -1,4 +1,4 @@
-"""Read how a checkpoint stores its weights and which images its processor makes, from the files of its folder."""
+"""Read from the files of a checkpoint folder how weights are stored, and which image sizes its processor makes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from costproof.storage.scheme import PLAIN as NOT_QUANTISED
 from costproof.storage.scheme import Scheme, UnknownFormat, read_scheme, scheme_keys
 
 PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
-"""Names of processor files next to a configuration; the second one has an object for each processor."""
+"""Names of processor files next to a configuration; the second file has an object for each processor."""
 _PART: Final = "image_processor"
 _CROPS: Final = "do_center_crop"
 _SIZES: Final = (("crop_size", (_CROPS,)), ("size", ("do_resize",)))
-"""Keys of a size, the last step first -> the switches that turn the step off."""
+"""Keys of an image size, of the last processing step first, with the switches that turn the step off."""
 _LARGEST: Final = 16384
 _TOKEN: Final = {"patch_size": 14, "merge_size": 2}
-"""Keys whose product is the side of a token, with the values of transformers' class."""
+"""Keys whose product is the side of an image token in pixels, with the default values of transformers' class."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """Side in pixels of the square images that a processor makes, and the key that states it."""
+    """Side in pixels of the square images that a processor makes, and the configuration key that states it."""
 
     side: int
     where: str
@@ -40,14 +40,14 @@ class ImageSize:
 
 @dataclass(frozen=True, slots=True)
 class PixelLimits:
-    """Least and most pixels of an image between which a processor keeps its size, as for Qwen2-VL."""
+    """Least and most pixels of an image that a processor does not rescale, as for Qwen2-VL."""
 
     least: int
     most: int
     step: int
-    """Pixels along a side that become one token: the sides of every image are rounded to multiples of it."""
+    """Pixels per token along a side, to whose multiples the sides of every image are rounded."""
     where: str
-    """The key that the limit is from, and its file."""
+    """Configuration key and file that state the limits."""
 
     def fit(self, side: int) -> ImageSize:
         """Return the size to which the processor resizes a square image with this side."""
@@ -100,7 +100,7 @@ def image_size(path: Path) -> ImageSize | None:
 
 
 def _parts(path: Path) -> Iterator[tuple[Mapping[str, Any], str, str]]:
-    """Yield (object, JSON path, file name) of each object with image settings in the processor's files."""
+    """Yield (object, JSON path, file name) for each object with image settings in a processor's files."""
     for name in PROCESSOR_FILES:
         file = path.parent / name
         data = read_json(file, what="configuration of a processor") if is_there(file) else None
@@ -136,14 +136,14 @@ def unfit(images: ImageSize, expected: object, place: str) -> BadInput:
 
 
 def _sides(part: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
-    """Yield (key, side in pixels or ``None``) of each size setting in force, in order of precedence."""
+    """Yield (key, side in pixels or ``None``) of each image size in force, in order of precedence."""
     for key, switches in _SIZES:
         if part.get(key) is not None and all(part.get(switch, True) is True for switch in switches):
             yield key, _side(part[key])
 
 
 def _side(value: Any) -> int | None:
-    """Return the side of a square image that a size setting states; ``None`` if it states none."""
+    """Return the side of the square image that a size setting states; ``None`` for other settings."""
     if isinstance(value, dict):
         given = {key: n for key, n in value.items() if n is not None}
         sides = set(given.values()) if given.keys() in ({"height", "width"}, {"shortest_edge"}) else set()
@@ -156,40 +156,40 @@ _KEY: Final = re.compile(
     r"|(hqq|quark|awq|gptq|bnb|quanto|torchao|aqlm|exl[23]|modelopt|auto_?round)_config|quanti[sz]ed"
     r"|_?load_in_[48]bit|_pre_quantization_dtype|expert_dtype|weights?_(dtype|bits|bit_width)|w_?bits?)"
 )
-"""Keys of a configuration, or of a part of it, that describe a quantised checkpoint."""
+"""Configuration keys, at any depth, that describe a quantised checkpoint."""
 _MLX: Final = "quantization"
-"""A key that does so where its value is a text, or an object with :data:`_OF_A_FORMAT`."""
+"""Configuration key that describes quantisation if its value is a text or has a key of :data:`_OF_A_FORMAT`."""
 _OF_A_FORMAT: Final = ("bits", "group_size", "quant_method", "quant_algo", "mode")
 _NOT_BELOW: Final = 16
-"""Number of bits from which weights are not quantised."""
+"""Least number of bits at which weights do not count as quantised."""
 QUANTISATION_FILES: Final = (
     "hf_quant_config.json", "quantize_config.json", "quantization_config.json", "quant_config.json",
     "quanto_qmap.json", "quantization_map.json",
 )  # fmt: skip
-"""Names of files that describe quantised weights, of ModelOpt, AutoGPTQ, AutoRound, AutoAWQ and Quanto."""
+"""Names of files of ModelOpt, AutoGPTQ, AutoRound, AutoAWQ and Quanto that describe quantised weights."""
 _DESCRIPTIONS: Final = "quant_model_description*.json"
-"""As :data:`QUANTISATION_FILES`, of msModelSlim."""
+"""Name pattern of the files of msModelSlim that describe quantised weights."""
 _INDICES: Final = "*.index*.json"
 _WEIGHTS: Final = "*.safetensors"
 _GGUF: Final = "*.gguf"
 _NOT_PACKED: Final = re.compile(r"(?i).*(f16|f32|fp16|fp32).*")
-"""Names of GGUF files with unquantised weights."""
+"""Name pattern of GGUF files with unquantised weights."""
 _MOST_FILES: Final = 256
 _RECIPE: Final = "recipe.yaml"
-"""What llm-compressor did to a checkpoint."""
+"""Name of the file in which llm-compressor states its changes of a checkpoint."""
 _MODIFIER: Final = re.compile(r"\b(\w+Modifier)\b")
 _NOT_QUANTISING: Final = re.compile(
     r"(SparseGPT|Wanda(Pruning)?|(Magnitude|Constant|Global\w*|Layer\w*)Pruning|OutputDistillation|SmoothQuant"
     r"|LogarithmicEqualization|CycleEqualization|LearningRate|Training|Transform|SpinQuant|QuIP)Modifier"
 )
-"""Its modifiers after which weights are stored as before: they prune, train, or change values only."""
+"""Modifiers of llm-compressor that leave weights unquantised: they prune, train, or change only values."""
 _SCHEME: Final = re.compile(r"^\W*scheme\W+(\w+)", re.MULTILINE)
 _KV_SCHEME: Final = re.compile(r"^\W*kv_cache_scheme['\"]?\s*:(?![ \t]*(null|~)[ \t]*$)", re.MULTILINE)
 _TABLE: Final = re.compile(r"(^|\.)(embed_tokens|wte|shared|word_embeddings|embed_in|tok_embeddings)\.weight$")
 _OUTPUT: Final = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
 _BUFFER: Final = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")
 _OF_CACHE: Final = re.compile(r".*(^|[._])(k|v|kv|k_cache|v_cache|kv_cache)_(scale|scaling_factor|zero_point)s?")
-"""Names of tensors that only a checkpoint with a quantised cache has."""
+"""Names of tensors that only a checkpoint with a quantised key/value cache has."""
 _PACKED: Final = re.compile(
     r".*(\.(q?weight|[A-Za-z_]*proj)\.(absmax|quant_map|quant_state\.\w+|_data|_scale|qdata|scales|zeros|indices)"
     r"|\.(qweight|qzeros|q_weight|q_scale|g_idx|SCB|absmax|quant_map|codes|codebooks|W_q|trellis|Qidxs|lookup_table"
@@ -198,7 +198,7 @@ _PACKED: Final = re.compile(
 )
 """Names of tensors that only a quantised checkpoint has."""
 _NARROW: Final = re.compile(r"F8_\w+|F[46]\w*|[IU][48]")
-"""Dtypes of weights in the header of safetensors that no run has."""
+"""Dtypes in safetensors headers of weights that must be quantised, since no run uses these dtypes."""
 _METHODS: Final = ("quant_method", "quant_algo", "quantization_method")
 _BITS: Final = ("bits", "num_bits", "w_bit", "wbits", "weight_bits")
 _GROUPS: Final = ("group_size", "q_group_size")
@@ -208,34 +208,35 @@ _BEFORE: Final = "_pre_quantization_dtype"
 _PLAIN_VALUES: Final = (None, "", "none", "auto", *get_args(Dtype))
 _NOT_NAMED: Final = "a format without a name"
 NEXT_TOKEN: Final = "num_nextn_predict_layers"
-"""Key with the number of modules that predict one more token, each after the last layer in the checkpoint."""
+"""Key with the number of multi-token prediction modules, which follow the last layer in a checkpoint."""
 _STATED: Final = ("tie_word_embeddings", NEXT_TOKEN)
-"""Keys that decide which tensors a checkpoint has, and for which a class may have a value of its own."""
+"""Keys that decide which tensors a checkpoint has, if the configuration does not leave them to the class's default."""
 _LONGEST: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Properties of a checkpoint that its small files state; weights are not read."""
+    """Properties of a checkpoint that its small files state, without its weights."""
 
     quantised: tuple[tuple[str, str], ...] = ()
-    """``weights`` or ``cache`` -> the format and its location; empty if nothing indicates quantisation."""
+    """(``weights`` or ``cache``, format and location) for each that is quantised; empty if nothing indicates it."""
     dtype: Dtype | None = None
-    """Dtype in the configuration; ``None`` without one, or if no run supports it."""
+    """Dtype in the configuration; ``None`` without a dtype there, or if no run supports it."""
     images: ImageSize | None = None
-    """Size to which its processor resizes images; ``None`` if unknown."""
+    """Size to which the processor resizes images; ``None`` if unknown."""
     pixels: PixelLimits | None = None
-    """Limits of pixels within which its processor keeps the size of an image; ``None`` if unknown."""
+    """Limits of pixels within which the processor does not rescale an image; ``None`` if unknown."""
     described: str = ""
-    """JSON object of the descriptions that :attr:`quantised` is from: those of the configuration, by the keys that
-    :mod:`costproof.storage.scheme` reads, and under ``beside`` those of files."""
+    """JSON text of the quantisation settings: configuration keys that
+    :mod:`costproof.storage.scheme` reads, and under ``beside`` the contents of further files.
+    """
     folder: str = ""
-    """Folder with its weights in safetensors or GGUF files, or with their headers; empty if there are none."""
+    """Folder with the weights, or their headers, in safetensors or GGUF files; empty if there are none."""
     stated: tuple[tuple[str, int], ...] | None = field(default=None, compare=False)
-    """Values of :data:`_STATED` in the configuration; ``None`` without a configuration."""
+    """Values of the keys :data:`_STATED` in the configuration; ``None`` without a configuration."""
 
     def scheme(self, model_type: str) -> Scheme:
-        """Return the quantisation scheme in which the weights are stored.
+        """Return the quantisation scheme of the stored weights.
 
         Raises:
             UnknownFormat: they are, in a manner whose layout is not known.
@@ -249,7 +250,7 @@ class Stored:
 
     @property
     def cache_dtype(self) -> str | None:
-        """Return the format of the key/value cache that the quantisation settings name; ``None`` if unsupported."""
+        """Return the key/value cache format in the quantisation settings; ``None`` if it is missing or unsupported."""
         found = json.loads(self.described) if self.described else {}
         inner = found.get("text_config") or {}
         parts = [part.get(key) for part in (found, inner) for key in ("quantization_config", "compression_config")]
@@ -310,7 +311,7 @@ def stored(data: object, path: Path | None) -> Stored:
 
 
 def _check(data: object, path: str) -> None:
-    """Check the keys of a configuration and its sections that no class reads, or that contradict each other.
+    """Check configuration keys that no class of transformers checks, or that contradict each other.
 
     Raises:
         BadInput: a dtype is not a name, a base of rotary positions not a number, or weights have both 4 and 8 bits.
@@ -330,20 +331,20 @@ def _check(data: object, path: str) -> None:
 
 
 def _is_base(value: object) -> bool:
-    """Return whether a value is valid as ``rope_theta``: a finite positive number, or null for the default."""
+    """Return whether a value is valid as ``rope_theta``: a finite positive number, or ``None`` for the default."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value is None or (number and 0 < value < math.inf)  # type: ignore[operator]
 
 
 def _descriptions(data: object, path: Path | None) -> str:
-    """Return every description of quantised weights, with its JSON path, in a configuration and its files."""
+    """Return the quantisation settings in a configuration and the files next to it, as JSON text."""
     beside = dict(_beside(path)) if path is not None else {}
     read = scheme_keys(data) if isinstance(data, dict) else {}
     return json.dumps({**read, "beside": beside})
 
 
 def _beside(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the descriptions of quantised weights in files next to a configuration."""
+    """Yield (file name, content) of the files next to a configuration that describe quantised weights."""
     named = (path.parent / name for name in QUANTISATION_FILES)
     for beside in (*named, *sorted(path.parent.glob(_DESCRIPTIONS))):
         if is_there(beside) and beside != path:
@@ -425,7 +426,7 @@ def _inside(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _cache(value: object) -> str:
-    """Return the cache format that a quantisation description names, or an empty text."""
+    """Return the cache format in a quantisation description; empty if it has none."""
     if not isinstance(value, dict):
         return ""
     said = (v[k] for v in (value, *_inside(value)) for k in _CACHES if v.get(k) and v[k] not in _PLAIN_VALUES)
@@ -434,7 +435,7 @@ def _cache(value: object) -> str:
 
 
 def _caches(data: object, path: str) -> Iterator[str]:
-    """Yield the key/value cache formats that a configuration and its sections name."""
+    """Yield each key/value cache format in a configuration and its sections, with its JSON path."""
     for key, value in data.items() if isinstance(data, dict) else ():
         if key in _CACHES and (text := _cache({key: value})):
             yield f"{text} ({path}.{key})"
@@ -443,7 +444,7 @@ def _caches(data: object, path: str) -> Iterator[str]:
 
 
 def _recipe(folder: Path) -> dict[str, list[str]]:
-    """Return ``weights`` or ``cache`` -> [format] as an llm-compressor recipe states it."""
+    """Return the formats of ``weights`` and ``cache`` in an llm-compressor recipe, as lists by these names."""
     if not is_there(folder / _RECIPE):
         return {}
     from costproof.ledger.document import read_source
@@ -460,7 +461,7 @@ def _recipe(folder: Path) -> dict[str, list[str]]:
 
 
 def _signs(folder: Path) -> dict[str, list[str]]:
-    """Return the first evidence, in tensor headers and files, that ``weights`` or ``cache`` are quantised."""
+    """Return the first sign in tensor headers and file names that ``weights`` or ``cache`` are quantised."""
     found: dict[str, list[str]] = {}
     for file, name, part in _tensors(folder):
         found.setdefault(part, [f"{name[-60:]} in {file}"])
@@ -486,14 +487,14 @@ def _tensors(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _sign(name: str, dtype: str = "") -> str:
-    """Return ``weights`` or ``cache`` if the tensor exists only where these are quantised, else an empty string."""
+    """Return ``weights`` or ``cache`` if a tensor exists only where these are quantised; else an empty text."""
     if _OF_CACHE.fullmatch(name):
         return "cache"
     return "weights" if _PACKED.fullmatch(name) or (name.endswith("weight") and _NARROW.fullmatch(dtype)) else ""
 
 
 def _index(file: Path) -> tuple[dict[str, str], int | None]:
-    """Return (tensor -> file, total size in bytes) of a checkpoint's index."""
+    """Return the file of each tensor, and the total size in bytes, from a checkpoint's index."""
     data = read_json(file, what="index of the weights")
     names = data.get("weight_map") if isinstance(data, dict) else None
     metadata = data.get("metadata") if isinstance(data, dict) else None
@@ -503,7 +504,7 @@ def _index(file: Path) -> tuple[dict[str, str], int | None]:
 
 
 def _contradicted(folder: Path) -> Iterator[str]:
-    """Yield each index whose total size contradicts the tensors in its shards, if all shards are there.
+    """Yield a text for each index whose total size contradicts the tensors in its shards, if all shards are there.
 
     A total is the bytes of the tensors, of the files with their headers, or of the tensors with a copy of a table of
     tokens that the output shares. It may leave out tensors that the index does not name, and buffers. No other
@@ -529,7 +530,7 @@ def _contradicted(folder: Path) -> Iterator[str]:
 
 
 def _bytes(tensor: object) -> int:
-    """Return the bytes of a tensor's data in its file, or 0 if they are not stated."""
+    """Return the bytes of a tensor's data in its file; 0 if the header does not state them."""
     offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
     if not isinstance(offsets, list) or [type(n) for n in offsets] != [int, int]:
         return 0
@@ -558,7 +559,7 @@ def _dtypes(data: object) -> Iterator[str]:
 
 
 def _stated(data: object) -> Iterator[tuple[str, int]]:
-    """Yield (key, value) for each of :data:`_STATED` that a configuration or its text section sets to a number."""
+    """Yield (key, value) for each key of :data:`_STATED` that a configuration or its text section sets to a number."""
     parts = (data, data.get("text_config") if isinstance(data, dict) else None)
     for key in _STATED:
         values = (part.get(key) for part in parts if isinstance(part, dict))
@@ -566,7 +567,7 @@ def _stated(data: object) -> Iterator[tuple[str, int]]:
 
 
 def _dtype(data: object) -> str:
-    """Return the dtype that a configuration names, or else that of its text section."""
+    """Return the dtype in a configuration, or else in its text section."""
     for part in (data, data.get("text_config") if isinstance(data, dict) else None):
         for key in _DTYPES:
             value = part.get(key) if isinstance(part, dict) else None

@@ -1,4 +1,4 @@
-"""Attribute a difference to the keys that changed, in integers and independently of the keys' order.
+"""Attribute a difference exactly to the keys that changed, in integers and independently of their order.
 
 Let f(T) be the cost if the keys in T have their new values and all others their old ones. The *term* of a set S of
 keys is the effect of all of them together that no proper subset has:
@@ -25,35 +25,41 @@ from typing import Final, Generic, TypeVar
 from costproof.ledger.errors import BadInput, Problems
 
 MOST_KEYS: Final = 12
-"""More keys are split by section first, then inside each: 2^12 points take seconds, 2^20 would take an hour."""
+"""Maximum number of keys attributed at once; more are grouped by section first, since 2^12 points take seconds.
+
+The keys of each group are attributed afterwards. 2^20 points would take an hour.
+"""
 
 K = TypeVar("K", bound=Hashable)
 Point = Callable[[frozenset[str]], Mapping[K, int | None]]
-"""Function from the keys with new values to all quantities. Raises ``BadInput`` if that is not a model that runs."""
+"""Function that returns all quantities when a given set of keys has the new values.
+
+Raises ``BadInput`` if no valid model has these values.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The joint effect of a set of players that none of its subsets has."""
+    """Interaction effect of a set of changes, beyond the effects of its subsets."""
 
     keys: tuple[str, ...]
-    """Names of players; a single one for its own effect."""
+    """Names of the changes; a single name for the change's effect without the others."""
     amount: int
 
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """A key, or several keys that can only change together, in an attribution."""
+    """A change to which a difference is attributed: one key, or several keys that can only change together."""
 
     name: str
     keys: tuple[str, ...]
     why: str = ""
-    """Why its keys are not separated: the error of a model with only some of them."""
+    """Reason why the keys are not separated: the error of a model with only some of them changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The difference of one quantity, as a sum of nonzero terms and as a sum of one share per player."""
+    """The difference of one quantity, as a sum of interaction effects and as a sum of one share per change."""
 
     terms: tuple[Term, ...] = ()
     shares: dict[str, int] = field(default_factory=dict)
@@ -61,15 +67,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Attribution(Generic[K]):
-    """The differences of all quantities, each split over the players."""
+    """The differences of all quantities, each divided among the changes."""
 
     players: tuple[Player, ...]
     splits: dict[K, Split]
-    """Quantity -> its split; quantities that are unknown at some point are left out."""
+    """Divided differences by quantity; quantities that are unknown for some set of changes are left out."""
 
 
 def attribute(keys: Sequence[str], point: Point[K], most: int = MOST_KEYS) -> Attribution[K]:
-    """Split every quantity's difference between "no key changed" and "all keys changed" over the keys.
+    """Attribute the difference that all changed keys make in every quantity to the single keys.
 
     Args:
         keys: the changed keys, in the order of reports; the part before the first dot is a key's section.
@@ -128,7 +134,7 @@ def _attribute(keys: tuple[str, ...], at: _At[K], most: int) -> Attribution[K]:
 
 
 def _grouped(keys: tuple[str, ...], most: int) -> list[Player]:
-    """Return the keys as players, grouped by section, or, if there is only one section, in runs of neighbours."""
+    """Group the keys by section or, if there is only one section, by neighbourhood, into few joint changes."""
     sections: dict[str, list[str]] = {}
     for key in keys:
         sections.setdefault(key.partition(".")[0] if "." in key else "", []).append(key)
@@ -144,7 +150,7 @@ def _section_name(name: str, keys: Sequence[str]) -> str:
 
 
 def _settled(players: list[Player], at: _At[K]) -> tuple[tuple[Player, ...], list[Mapping[K, int | None]]]:
-    """Return players whose subsets all give a valid model, and the quantities at every subset, by bit mask.
+    """Return changes whose every subset gives a valid model, and the quantities for every subset, by bit mask.
 
     The smallest rejected subset is merged into one player with the smallest valid set that contains it.
     """
@@ -191,7 +197,7 @@ def _splits(players: Sequence[Player], values: Sequence[Mapping[K, int | None]])
 
 
 def split(names: Sequence[str], values: Sequence[int]) -> Split:
-    """Return what each set of changes adds beyond its subsets, and the share (Shapley value) of each change.
+    """Return the interaction effect of each set of changes, and the share (Shapley value) of each change.
 
     Args:
         names: names of the players.
@@ -216,7 +222,7 @@ def split(names: Sequence[str], values: Sequence[int]) -> Split:
 
 
 def largest_remainder(parts: Sequence[int], whole: int) -> list[int]:
-    """Round the fractions ``part / whole`` to integers with the same sum, which is an integer.
+    """Round the fractions ``part / whole`` to integers and keep their sum, which is an integer.
 
     All are rounded down; the missing units go, one each, to those with the largest remainders, ties in order.
     """

@@ -1,4 +1,4 @@
-"""Find what differs between two sides: inputs, versions, conventions, and rows of costs."""
+"""Find the differences between two sides of a diff: inputs, versions, conventions, and rows of costs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FORMULA_SOURCE: Final = "analytic"
 _KERNELS: Final = ("attention", "experts")
 _NO_SETTINGS: Final = (*_KERNELS, "name", "inputs", "what", "arguments")
 SETTINGS: Final = tuple(f.name for f in fields(Workload) if f.name not in _NO_SETTINGS)
-"""Settings of every workload; the target's own inputs are added to them."""
+"""Names of the settings that every workload has, besides the inputs that a target defines."""
 OF_THE_WORKLOAD: Final = ("attention", "dtype", "expert_kernel", "logits", "mla")
-"""Conventions that a workload or an implementation decides."""
+"""Conventions that follow from a workload or an implementation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The changes between two sides by kind. Only the first two kinds are inputs, which formulas can vary."""
+    """The changes between two sides by kind; only the first two kinds are inputs that formulas can vary."""
 
     config: Changes
     workload: Changes
@@ -103,12 +103,12 @@ MAC: Final = "mac"
 
 
 def unit_of(side: Baseline, source: str) -> str:
-    """Return the unit in which a source of a side counts: FLOPs or multiply-accumulates."""
+    """Return the unit in which a source of one side counts: FLOPs or multiply-accumulates."""
     return side.sources[source].conventions.get("unit", side.conventions.unit)
 
 
 def in_flops(side: Baseline) -> Baseline:
-    """Convert a side from multiply-accumulates to FLOPs, two for each. Vector work is left unchanged."""
+    """Convert the counts of one side from multiply-accumulates to FLOPs, two for each; vector work is unchanged."""
     sources = {
         name: _doubled(folded) if unit_of(side, name) == MAC else folded for name, folded in side.sources.items()
     }
@@ -116,7 +116,7 @@ def in_flops(side: Baseline) -> Baseline:
 
 
 def in_metrics_of(side: Baseline, other: Baseline) -> Baseline:
-    """Add to a side's sources the metrics that only the other side has, if they must be 0 on this side.
+    """Add to a side's sources the metrics that only the other side has, if their value here can only be 0.
 
     One device sends nothing, and weights that are not quantised need no unpacking.
     """
@@ -144,11 +144,11 @@ def _doubled(folded: Folded) -> Folded:
 
 _Rows = Mapping[BaselineRow, int | None]
 _Place = tuple[str, str]
-"""Stage and part."""
+"""(stage, part of the model)."""
 
 
 def matched(base: Folded, head: Folded, metrics: Iterable[Metric]) -> tuple[tuple[RowDiff, ...], int]:
-    """Return the rows that differ between two sides, in stage order, and the number of equal rows.
+    """Return the cost rows that differ between two sides, in stage order, and the number of equal rows.
 
     A row that one side lacks counts as 0 there, so that the rows of a stage sum to its difference. A removed and an
     added part have moved if all their rows are equal and no third part has the same rows.
@@ -172,7 +172,7 @@ def matched(base: Folded, head: Folded, metrics: Iterable[Metric]) -> tuple[tupl
 
 
 def _moved(base: _Rows, head: _Rows) -> dict[_Place, str]:
-    """Return place that only base or only head has -> place of the same rows on the other side, as text."""
+    """Return, as text, the new or old place of each place whose rows only moved, in both directions."""
     gone, new = _alone(base, head), _alone(head, base)
     found: dict[_Place, str] = {}
     for rows, places in new.items():
@@ -183,7 +183,7 @@ def _moved(base: _Rows, head: _Rows) -> dict[_Place, str]:
 
 
 def _alone(side: _Rows, other: _Rows) -> dict[frozenset[object], list[_Place]]:
-    """Return set of rows -> the places with exactly these rows, for places that the other side lacks."""
+    """Return the places that the other side lacks, grouped by their set of rows."""
     known = {(row.stage, row.part) for row in other}
     rows: dict[_Place, set[object]] = {}
     for row, value in side.items():

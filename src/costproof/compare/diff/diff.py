@@ -1,4 +1,4 @@
-"""Compare two sides (files or targets) in every common source, and attribute every difference to changes."""
+"""Compare two files or targets in every common source, and attribute every cost difference to changes."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
     "vector": ("vector_flops",),
     "activations": ("input_bytes", "output_bytes", "kv_read_bytes", UNFUSED),
 }
-"""Convention -> the metrics whose meaning depends on it."""
+"""Metrics whose meaning depends on a convention, by convention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Levers:
-    """Formulas evaluated with some keys from the base and the others from the head."""
+    """Formulas that can be evaluated with any changes of the head applied to the base."""
 
     keys: tuple[str, ...]
-    """Names of the changes that can be applied separately: all changed keys, or one name if they change together."""
+    """Names of the changes that can be applied separately, or one joint name if they can only change together."""
     point: Point[StageMetric]
-    """Function from the keys with the head's values (or ``implementation``) to the totals of the formulas there."""
+    """Function that returns the formulas' totals when a given set of changes is applied to the base."""
     implementation: bool
     """Whether the attention or expert kernels also changed."""
     one_sided: Parts | None = None
-    """Parts that only one of two families has, which :attr:`point` omits."""
+    """Parts that only one of two model families has, which :attr:`point` omits."""
 
 
 def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
-    """Compare two sides, and attribute each difference in cost to the changes between them.
+    """Compare two sides, and attribute each cost difference to the changes between them.
 
     Args:
         levers: ``None`` if no formulas describe mixtures of the sides; then a difference has one term for all changes
@@ -135,7 +135,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
 
 
 def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tuple[str, Metric], str]:
-    """Return (source, metric) -> sentence, for each metric that a source gives for one side only.
+    """Return a sentence for each metric that a source has on one side only, by (source, metric).
 
     Args:
         sources: sources that both sides have.
@@ -171,7 +171,7 @@ def side_of(side: Baseline) -> Side:
 
 
 def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, str]:
-    """Return metric -> reason, for metrics of a source that cannot be compared between the sides.
+    """Return the reasons why metrics of a source cannot be compared between the sides, by metric.
 
     Args:
         base: converted to FLOPs by :func:`~costproof.compare.diff.changes.in_flops`.
@@ -194,7 +194,7 @@ def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, 
 
 
 def _one_sided_peaks(base: Baseline, head: Baseline) -> dict[Metric, str]:
-    """Return peak metric -> reason if only one side has peaks, which leaves the comparison complete."""
+    """Return the reason why peak metrics are not compared, by metric; this leaves the comparison complete."""
     has = [PEAK_SOURCE in side.sources for side in (base, head)]
     why = f"the {'head' if has[0] else 'base'} has none"
     return dict.fromkeys(PEAK_METRICS, why) if has[0] != has[1] else {}
@@ -219,12 +219,12 @@ def _source(base: Baseline, head: Baseline, source: str, between: _Between) -> S
 
 
 def _of(side: Folded, metric: Metric, stage: str) -> int | None:
-    """Return the sum of a metric over a stage of a side; 0 if the side lacks the stage."""
+    """Return a metric of one side, summed over a stage; 0 if the side lacks the stage."""
     return side.total(metric, stage or None) if stage in ("", *side.stages) else 0
 
 
 class _Between:
-    """Attributes the differences between base and head to the changes between them."""
+    """Attributes the cost differences between base and head to the changes between them."""
 
     def __init__(self, base: Baseline, head: Baseline, changed: Differences, levers: Levers | None) -> None:
         self.changed = changed
@@ -251,12 +251,12 @@ class _Between:
         return (*(p.name for p in self._joined(self.changed.workload)), *(name for name, found in kinds if found))
 
     def _model(self, base: Baseline, head: Baseline) -> tuple[str, ...]:
-        """Return the names of changes to the model besides its modules: configuration keys, or else its code."""
+        """Return the names of changes to the model other than its modules: configuration keys, or else its code."""
         keys = tuple(p.name for p in self._joined(self.changed.config))
         return keys or ((CODE,) if base.target.config_hash != head.target.config_hash else ())
 
     def _joined(self, *kinds: Changes) -> tuple[Player, ...]:
-        """Return the changed keys of some kinds as one player of the attribution; an empty tuple without changes."""
+        """Return the changed keys of some kinds as a single joint change; empty without changes."""
         keys = tuple(c.key for changes in kinds for c in changes.changed)
         why = self.why_not or ("no formulas describe what lies between" if len(keys) > 1 else "")
         return (Player(" + ".join(keys), keys, why),) if keys else ()
@@ -285,7 +285,7 @@ class _Between:
         )
 
     def _common(self, side: Folded, place: StageMetric) -> int | None:
-        """Return a side's sum without the parts that only one of the two families has."""
+        """Return a metric of one side, summed without the parts that only one of the two model families has."""
         stage, metric = place
         whole = side.total(metric, stage or None)
         own = self.one_sided.terms(stage, metric, NOTHING, side) if self.one_sided else {}
@@ -293,13 +293,13 @@ class _Between:
 
     @property
     def players(self) -> tuple[Player, ...]:
-        """Return the changed keys and parts of the model among which differences are divided, without other causes."""
+        """Return the changed keys and model parts to which differences are attributed."""
         parts = self.changed_parts
         return (*self._keys, *(Player(name, (name,)) for name in (parts.names if parts else ())))
 
     @property
     def _keys(self) -> tuple[Player, ...]:
-        """Return the changed configuration keys and settings, as players of the attribution."""
+        """Return the changed configuration keys and settings to which differences are attributed."""
         if self.found is not None:
             return self.found.players
         kinds = (self.changed.config, self.changed.workload)
@@ -307,7 +307,7 @@ class _Between:
 
     @property
     def changed_parts(self) -> Parts | None:
-        """Return the parts that changed, or those that only one of two families has."""
+        """Return the model parts that changed, or those that only one of two model families has."""
         return self.parts or self.one_sided
 
     def quantity(self, place: StageMetric, old: Folded, new: Folded) -> Quantity:
@@ -324,7 +324,7 @@ class _Between:
         return Quantity(base, head, head - base, split.terms, split.shares)
 
     def _of(self, place: StageMetric, delta: int, own: Mapping[tuple[str, ...], int]) -> Split:
-        """Return the difference split by the formulas, with a term for a remainder that no key explains.
+        """Return the difference attributed by the formulas, with a term for the remainder that no key explains.
 
         Args:
             own: terms of the parts that only one of two families has.
@@ -346,7 +346,7 @@ class _Between:
         return Split(tuple(terms), shares)
 
     def _causes(self, *, keys: bool) -> tuple[str, ...]:
-        """Return the possible origins of a change that no key explains, in a fixed order."""
+        """Return the possible origins of a remainder that no key explains, in a fixed order."""
         kinds = (
             (LIBRARIES, self.changed.libraries.changed),
             (IMPLEMENTATION, [c for c in self.changed.implementation.changed if keys or c.key == "classes"]),
@@ -357,13 +357,13 @@ class _Between:
 
 
 def _split_of(amounts: Mapping[tuple[str, ...], int]) -> Split:
-    """Return a split in which each set of names has its whole amount as its share."""
+    """Return an attribution in which each set of names has a given amount as its term and as its share."""
     terms = tuple(Term(names, amount) for names, amount in amounts.items())
     return Split(terms, {" + ".join(names): amount for names, amount in amounts.items()})
 
 
 def adds_up(found: Diff) -> Iterable[str]:
-    """Return a description of each term, share or row that does not sum up; empty unless there is a bug."""
+    """Return a description of each term, share or row that does not sum to its total; empty unless there is a bug."""
     for source, part in found.by_source.items():
         for stage, numbers in (("", part.totals), *((s.id, s.totals) for s in part.stages)):
             for metric, q in numbers.items():

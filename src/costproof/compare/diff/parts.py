@@ -1,4 +1,4 @@
-"""Compare two models without formulas by part: modules added, removed, repeated more often or replaced.
+"""Compare two models without formulas by part: modules added, removed, repeated more often, or replaced.
 
 Parts are paths with ``*`` for numbers. A part belongs to the outermost part around it that changed in the same way:
 one more block is a change of ``blocks.*`` that includes everything inside the block. Between two families of
@@ -19,34 +19,36 @@ from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.workload import ConfigValue, ModuleKind, ModuleKinds
 
 PartFate = Fraction | Literal["new", "gone", "other", "renamed"]
-"""The change of a part: the ratio of its numbers of modules; added; removed; another class, settings or shapes; or the
-same class under the name of another family."""
+"""Change of a part of a model: a ratio of module counts, ``new``, ``gone``, ``other`` or ``renamed``.
+
+``other`` has another class, settings or shapes. ``renamed`` has the same class under the name of another family.
+"""
 _SAME: Final = Fraction(1)
 _MOST: Final = 3
-"""Most kinds of modules that a text lists."""
+"""Maximum number of module kinds that a text lists."""
 _WHOLE_CALL: Final = ("floor_bytes",)
-"""Metrics that belong to a whole call, though a row of the root has them."""
+"""Metrics of a whole call, which are recorded in a row of the root module."""
 _FAMILY: Final = re.compile(r"([A-Z]\w*?)(?:For[A-Z]\w*|LMHeadModel|Model)")
-"""Class name of a whole model of transformers; its first group is the prefix of the family, ``Llama``."""
+"""Matches the class name of a whole transformers model; the first group is the family's prefix, ``Llama``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Parts that changed between two sides, and how costs are attributed to them."""
+    """Parts of a model that changed between two sides, and rules to attribute costs to them."""
 
     fates: Mapping[str, PartFate]
-    """Outermost changed part -> its change."""
+    """Changes of the outermost changed parts, by part."""
     owners: Mapping[str, str]
-    """Part -> the outermost part that it changed with."""
+    """The outermost part that changed together with a part, by part."""
     changes: tuple[Change, ...]
     inputs: tuple[str, ...] = ()
-    """Names of the changes to the run, such as settings of the workload."""
+    """Names of changes to the run, such as settings of the workload."""
     weak: tuple[str, ...] = ()
-    """Names of changes to the model besides its modules, used for a difference that nothing else explains."""
+    """Names of changes to the model other than its modules, used for differences that nothing else explains."""
     uneven: frozenset[str] = frozenset()
-    """Parts whose modules have unequal costs on either side."""
+    """Parts whose modules have unequal costs on base or head."""
     one_sided: bool = False
-    """Whether these are parts that only one of two families has; then terms cover only these."""
+    """Whether these are parts that only one of two model families has, so that attributed amounts cover only these."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,7 +56,7 @@ class Parts:
         return tuple(self.fates)
 
     def terms(self, stage: str, metric: Metric, base: Folded, head: Folded) -> dict[tuple[str, ...], int] | None:
-        """Divide the difference of a sum among the changes, row by row: first changed keys, then changed parts.
+        """Attribute a metric's difference to the changes, row by row, first to changed keys, then to changed parts.
 
         Args:
             stage: empty for all stages together.
@@ -112,7 +114,7 @@ class Parts:
 
 
 def one_sided_parts(base: Folded, head: Folded) -> Parts:
-    """Return the parts, by role, that only one of two families' formulas have."""
+    """Return the parts, by role, that only one of two model families' formulas have."""
     kinds = [_kinds(side) for side in (base, head)]
     parts = [part for part in dict.fromkeys((*kinds[1], *kinds[0])) if (part in kinds[0]) != (part in kinds[1])]
     fates: dict[str, PartFate] = {part: "new" if part in kinds[1] else "gone" for part in parts}
@@ -124,7 +126,7 @@ def one_sided_parts(base: Folded, head: Folded) -> Parts:
 
 
 def _kinds(side: Folded) -> dict[str, dict[str, None]]:
-    """Return part -> the kinds of operators that run in it, without the root."""
+    """Return the operator kinds that run in each part, by part, without the root."""
     found: dict[str, dict[str, None]] = {}
     roots = {row.part for row, _ in side.items() if row.metric in _WHOLE_CALL}
     for row in (row for row, _ in side.items() if row.part not in roots):
@@ -133,7 +135,7 @@ def _kinds(side: Folded) -> dict[str, dict[str, None]]:
 
 
 def _inside(top: str, owners: Mapping[str, str], kinds: Mapping[str, Mapping[str, None]]) -> str | None:
-    """Return, as text, the kinds of operators in a part and the parts inside it; ``None`` if the side lacks it."""
+    """Return, as text, the operator kinds in a part and its inner parts; ``None`` if the side lacks the part."""
     if top not in kinds:
         return None
     found = dict.fromkeys(kind for part, owner in owners.items() if owner == top for kind in kinds[part])
@@ -141,7 +143,7 @@ def _inside(top: str, owners: Mapping[str, str], kinds: Mapping[str, Mapping[str
 
 
 def _rows(side: Folded, stage: str, metric: Metric) -> dict[BaselineRow, int | None]:
-    """Return row -> value of a metric in a stage or in all stages, with shared parameters only once."""
+    """Return the values of a metric in a stage or in all stages, by row; parameters of several stages count once."""
     found: dict[BaselineRow, int | None] = {}
     for row, value in side.items():
         if row.metric != metric or stage not in ("", row.stage):
@@ -178,7 +180,7 @@ def parts_of(base: Baseline, head: Baseline, inputs: tuple[str, ...], weak: tupl
 
 
 def _without_family(kinds: ModuleKinds, others: ModuleKinds) -> ModuleKinds:
-    """Remove the family from class names (``LlamaMLP`` -> ``MLP``) if the two models are of different families."""
+    """Remove the model family from class names (``LlamaMLP`` becomes ``MLP``) if the two families differ."""
     (own, other) = (
         _FAMILY.fullmatch(found["(root)"][0].kind) if "(root)" in found else None for found in (kinds, others)
     )
@@ -188,7 +190,7 @@ def _without_family(kinds: ModuleKinds, others: ModuleKinds) -> ModuleKinds:
 
 
 def _in_dtype(kinds: ModuleKinds, old: str, new: str) -> ModuleKinds:
-    """Return the modules with parameter dtypes replaced, since the run's dtype is a setting, not a changed part."""
+    """Return the module kinds with another parameter dtype, since a dtype is a setting, not a changed part."""
     if old == new:
         return kinds
 
@@ -213,7 +215,7 @@ def _key(kind: ModuleKind) -> str:
 
 
 def _owner(path: str, fates: Mapping[str, PartFate], replaced: Collection[str]) -> str:
-    """Return the outermost part that contains a path and changed as it did, as did all parts between them.
+    """Return the outermost part around a path with the same change as the path and all parts in between.
 
     Parts added or removed inside a part whose class changed belong to that part.
 

@@ -1,4 +1,4 @@
-"""Define the records of a diff: the changes, the quantities of both sides, and the attribution of differences."""
+"""Define the records of a diff: changes, quantities of both sides, and attributed differences."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Change:
     """A key whose value differs between base and head."""
 
     key: str
-    """``text.topk``, ``workload.grid``, ``transformers``."""
+    """Name of the key: ``text.topk``, ``workload.grid``, ``transformers``."""
     base: ConfigValue
-    """``None`` also if this side has no such key."""
+    """Value in the base; ``None`` also if the base has no such key."""
     head: ConfigValue
 
 
@@ -41,7 +41,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Description of one side of a comparison."""
+    """Description of one side of a diff."""
 
     target: str
     implementation: str
@@ -54,7 +54,7 @@ class Side:
     counted: str = ""
     """The conditions of the count: dtype, attention, truncation, unused keys, formats that are not counted."""
     notes: tuple[str, ...] = ()
-    """Notes of the sources on how they counted and on work that they omitted."""
+    """Notes of the sources on their counts and on work that they omitted."""
 
     @property
     def name(self) -> str:
@@ -71,9 +71,12 @@ class Quantity:
     delta: int | None
     """Head minus base; ``None`` if either is unknown."""
     terms: tuple[Term, ...] = ()
-    """Effects of single changes, then interactions of several; they sum to ``delta``. Causes without a key are last."""
+    """Effects of single changes, then interactions of several; they sum to ``delta``.
+
+    A cause that is not a key comes last.
+    """
     shares: dict[str, int] = field(default_factory=dict)
-    """Change -> its share of ``delta``, with interactions split evenly; the shares sum to ``delta``."""
+    """Share of ``delta`` by change, with interactions split evenly; the shares sum to ``delta``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +90,23 @@ class StageDiff:
 
 @dataclass(frozen=True, slots=True)
 class RowDiff:
-    """A row that differs: one metric of a part of the model, summed over its layers and calls in a stage."""
+    """A row that differs: one metric of a model part in a stage, summed over layers and calls."""
 
     stage: str
     part: str
-    """The role of the part, or its path with ``*`` for numbers."""
+    """Role of the model part, or its module path with ``*`` for numbers."""
     kind: str
     metric: Metric
     base: int | None
-    """0 if the side has no such row."""
+    """Value in the base; 0 if the base has no such row."""
     head: int | None
     delta: int | None
     change: Fate
     moved: str = ""
-    """For a moved row, ``stage/part`` on the other side. It is listed at both places, so that stages sum up."""
+    """``stage/part`` on the other side, for a row that moved.
+
+    The row is listed at both places, so that stages sum up.
+    """
 
     @property
     def id(self) -> str:
@@ -110,18 +116,18 @@ class RowDiff:
 
 @dataclass(frozen=True, slots=True)
 class SourceDiff:
-    """The differences between the sides in one source."""
+    """The differences between two sides in the counts of one source."""
 
     totals: dict[Metric, Quantity]
     stages: tuple[StageDiff, ...]
     rows: tuple[RowDiff, ...]
-    """Rows that differ."""
+    """Cost rows that differ."""
     same_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Diff(NotebookRepr):
-    """Result of a comparison: inputs of both sides, changes, and every difference in cost attributed to changes."""
+    """Result of a diff: inputs of both sides, changes, and every cost difference attributed to changes."""
 
     base: Side
     head: Side
@@ -136,25 +142,25 @@ class Diff(NotebookRepr):
     """The attention and expert kernels, and the classes that are counted."""
     libraries: Changes
     formulas: Changes
-    """Versions of formulas by name, and the version of costproof."""
+    """Changed versions of formulas, by name, and of costproof."""
     conventions: Changes
     players: tuple[Player, ...]
-    """The units that terms and shares refer to: keys, and groups of keys that cannot be separated, with the reason."""
+    """The changes to which differences are attributed: keys, and groups of inseparable keys with the reason."""
     source: str
-    """The source of the following numbers: the first with a change, or else the first of all."""
+    """The source of the numbers below: the first source with a changed number, or else the first of all."""
     totals: dict[Metric, Quantity]
     stages: tuple[StageDiff, ...]
     rows: tuple[RowDiff, ...]
     same_rows: int
     others: dict[str, SourceDiff]
-    """The other sources of both sides; they repeat the same numbers wherever the sources agree."""
+    """The differences in all other sources, equal to these where the sources agree."""
     not_comparable: dict[Metric, str]
-    """Metrics that cannot be compared, because the sides count them differently or one lacks them, with the reason."""
+    """Reasons why metrics cannot be compared, by metric: they are counted differently, or one side lacks them."""
     incomplete: tuple[str, ...]
     """Reasons why the comparison does not cover the whole cost."""
     complete: bool
     silent: tuple[str, ...] = ()
-    """Sentences on metrics that a source gives on one side only, though both run one implementation: findings."""
+    """Sentences on metrics that a source has on one side only although both run one implementation, as findings."""
     format_version: Literal["1.2"] = "1.2"
 
     @property

@@ -1,4 +1,4 @@
-"""Check head against base by a policy. Numbers that are unknown, missing or counted differently never pass."""
+"""Check a head's costs against base and policy; unknown, missing or differently counted numbers never pass."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from costproof.ledger.workload import ConfigValue, quantised_clause, unknown_byt
 
 _LET: Final = "inputs: any in the policy lets them be"
 _BUILD: Final = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$")
-"""Suffix of a torch version that names the device of the build (``+cu128``); it changes no count."""
+"""Matches the suffix of a torch version that names the build's device (``+cu128``), which changes no count."""
 _MOST: Final = 6
-"""Most changes that a reason lists."""
+"""Maximum number of changes that a reason lists."""
 
 
 def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
@@ -129,7 +129,7 @@ def _gaps(
 
 
 def _other_work(base: Baseline, head: Baseline, changed: Differences, sources: Sequence[str]) -> Iterator[str]:
-    """Yield the reasons why base and head are not the same workload of one model, as a gate requires."""
+    """Yield the reasons why base and head do not run the same workload of the same model."""
     if base.target.name != head.target.name:
         yield f"the base is of {base.target.name}, the head of {head.target.name}"
     for side, cut, other in (("base", base.target.cut, head.target.cut), ("head", head.target.cut, base.target.cut)):
@@ -150,7 +150,7 @@ def _other_work(base: Baseline, head: Baseline, changed: Differences, sources: S
 
 
 def _lost(base: Baseline, head: Baseline, source: str) -> Iterator[str]:
-    """Yield metrics, parts and time bounds that only the base counts, whose loss would pass as a saving.
+    """Yield metrics, model parts and time bounds that only the base counts, whose loss would look like a saving.
 
     Metrics are those that verdicts require; of formulas of one configuration all metrics and parts. Stages are those of
     both sides.
@@ -186,7 +186,7 @@ def _other_conventions(base: Baseline, head: Baseline, source: str) -> Iterator[
 
 
 def _other_versions(changed: Differences, sources: Sequence[str]) -> Iterator[Change]:
-    """Yield the changed versions that may have changed numbers of these sources."""
+    """Yield the changed package versions that may have changed numbers of these sources."""
     graphs = any(s != FORMULA_SOURCE for s in sources)
     every = (*changed.formulas.changed, *(changed.libraries.changed if graphs else ()))
     for change in every:
@@ -213,15 +213,15 @@ def _use(allowance: Allowance, today: date, used: set[int]) -> AllowanceUse:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """The numbers of one source for base or head."""
+    """The numbers of one source on one side, base or head."""
 
     folded: Folded
     stages: tuple[str, ...]
-    """All stages of the side, whether the source covers them or not."""
+    """All stages of the side, including those that the source does not count."""
     rows: tuple[tuple[BaselineRow, int | None], ...]
 
     def value(self, place: PolicyPlace) -> int | None:
-        """Return the cost of a place; 0 if it has no such stage or role, ``None`` if the source does not give it."""
+        """Return the cost of a place; 0 without such a stage or role, ``None`` if the source does not count it."""
         wanted = [place.stage] if place.stage else self.stages
         if place.metric not in self.folded.metrics or any(s in self.stages for s in {*wanted} - {*self.folded.stages}):
             return None
@@ -238,13 +238,13 @@ class _Of:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """The numbers of one source for base and head."""
+    """The numbers of one source in base and head."""
 
     source: str
     base: _Of
     head: _Of
     apart: dict[Metric, str]
-    """Metrics that the sides count differently, with the reason; they cannot be compared."""
+    """Reasons why metrics cannot be compared, as the sides count them differently, by metric."""
 
     @property
     def sides(self) -> tuple[_Of, _Of]:
@@ -254,18 +254,18 @@ class _Pair:
         return list(dict.fromkeys((*self.head.stages, *self.base.stages)))
 
     def parts(self, stage: str, metric: Metric | None = None) -> set[str]:
-        """Return the roles that have a metric in a stage; by default any metric, and for an empty stage all stages."""
+        """Return the roles that have a value of a metric (default: any) in a stage (empty: all stages)."""
         rows = (row for side in self.sides for row, _ in side.rows)
         return {row.part for row in rows if metric in (None, row.metric) and stage in ("", row.stage)}
 
     def lost(self, place: PolicyPlace) -> bool:
-        """Return whether only the base has a role, so that a renamed role cannot evade its limits."""
+        """Return whether only the base has a role, as a renamed role would otherwise evade its limits."""
         base, head = ({r.part for r, _ in s.rows if fnmatchcase(r.stage, place.stage or "*")} for s in self.sides)
         inside = [{p for p in parts if f"{p}.".startswith(f"{place.role}.")} for parts in (base, head)]
         return bool(inside[0]) and not inside[1]
 
     def places(self, wanted: PolicyPlace) -> Iterator[PolicyPlace]:
-        """Yield the places that a place with a pattern, in the policy, expands to."""
+        """Yield the places that match a place with a pattern in the policy."""
         stages = [s for s in self.stages() if fnmatchcase(s, wanted.stage)] if wanted.stage else [""]
         for stage in stages:
             if any(c in wanted.role for c in WILD):
@@ -276,7 +276,7 @@ class _Pair:
 
 
 class _Said(NamedTuple):
-    """Outcome of a check: its status and a sentence."""
+    """Outcome of a check: its status, the reason, and the allowances that apply."""
 
     status: CheckStatus
     why: str = ""
@@ -284,7 +284,7 @@ class _Said(NamedTuple):
 
 
 def _checks(pair: _Pair, limit: Limit, place: PolicyPlace, credit: Credits, gone: Credits) -> Iterator[Check]:
-    """Yield the checks of a limit at one place: its increase, then its budget.
+    """Yield the checks of a limit at one place: first of its increase, then of its budget.
 
     Args:
         credit: allowances that have not expired.
@@ -317,7 +317,7 @@ def _checks(pair: _Pair, limit: Limit, place: PolicyPlace, credit: Credits, gone
 
 
 def _allowed(place: PolicyPlace, over: int, credit: Credits, gone: Credits) -> _Said:
-    """Check whether allowances cover the ``over`` units above a limit, and describe the ones that apply."""
+    """Check whether allowances cover the ``over`` units above a limit, and describe those that apply."""
     spent = credit.cover(place, over)
     live = credit.about(place) if spent is None else spent
     told = []
@@ -331,7 +331,7 @@ def _allowed(place: PolicyPlace, over: int, credit: Credits, gone: Credits) -> _
 
 
 def _nowhere(policy: Policy, pairs: Sequence[_Pair]) -> Iterator[CostproofError]:
-    """Yield an error for each stage or role of the policy that no source has on either side."""
+    """Yield an error for each stage or role in the policy that neither side has in any source."""
     stages = list(dict.fromkeys(s for p in pairs for s in p.stages()))
     for place in (*(x.place for x in policy.limits), *(x.place for x in policy.allowed)):
         where = f"{policy.file}, line {place.line}"
@@ -351,7 +351,7 @@ def _nowhere(policy: Policy, pairs: Sequence[_Pair]) -> Iterator[CostproofError]
 
 @dataclass(slots=True)
 class Credits:
-    """Allowances of a policy, and how much of each is used, by the numbers of one source.
+    """Ledger of a policy's allowances, which tracks how much of each is used by the numbers of one source.
 
     Disjoint places share one allowance: the stages, and the places that a limit with a pattern expands to. Nested
     places, and separate limits on roles, concern the same increase, so each of them can use the whole allowance.
@@ -362,7 +362,7 @@ class Credits:
     base: Callable[[PolicyPlace], int | None]
     head: Callable[[PolicyPlace], int | None]
     spent: dict[Any, dict[PolicyPlace, dict[int, int]]] = field(default_factory=dict)
-    """Group of places that share allowances -> place -> index of the allowance -> units spent."""
+    """Used units, by group of places that share allowances, by place, and by index of the allowance."""
 
     def cover(self, place: PolicyPlace, over: int) -> tuple[Allowance, ...] | None:
         """Use allowances for the units by which a place exceeds a limit.
@@ -390,12 +390,12 @@ class Credits:
         return tuple(a for i, a in enumerate(self.allowed) if self.amount(a) and self._happened(i, place, {}) > 0)
 
     def elsewhere(self, place: PolicyPlace, allowance: Allowance) -> int:
-        """Return the units of an allowance that other places have used up."""
+        """Return the units of an allowance that other places of the same group have used."""
         number, shared = self.allowed.index(allowance), self.spent.get(_group(place), {})
         return sum(units.get(number, 0) for where, units in shared.items() if where != _itself(place))
 
     def amount(self, allowance: Allowance) -> int:
-        """Return the units of an allowance; 0 if its place has no number."""
+        """Return the size of an allowance in units; 0 if its place has no number in the base."""
         whole = self.base(allowance.place)
         return 0 if whole is None else allowance.increase.of(whole)
 
@@ -404,7 +404,7 @@ class Credits:
         return sorted(enumerate(self.allowed), key=lambda p: (-bool(p[1].place.stage), -len(p[1].place.role), p[0]))
 
     def _happened(self, number: int, place: PolicyPlace, mine: dict[int, int]) -> int:
-        """Return the growth where an allowance's place and this one overlap, minus what other allowances cover."""
+        """Return the cost growth where an allowance and a place overlap, minus units of other allowances used there."""
         where = meeting(self.allowed[number].place, place)
         if where is None:
             return 0
@@ -418,7 +418,7 @@ class Credits:
 
 
 def meeting(one: PolicyPlace, other: PolicyPlace) -> PolicyPlace | None:
-    """Return the overlap of two places, such as a role within a stage; ``None`` if they are disjoint."""
+    """Return the intersection of two places, such as a role within a stage; ``None`` if they are disjoint."""
     stages, roles = {one.stage, other.stage} - {""}, {one.role, other.role} - {""}
     inner = max(roles, key=len, default="")
     if (
@@ -432,12 +432,12 @@ def meeting(one: PolicyPlace, other: PolicyPlace) -> PolicyPlace | None:
 
 
 def _itself(place: PolicyPlace) -> PolicyPlace:
-    """Return the place without the policy line that names it, for comparisons."""
+    """Return the place without its line in the policy file, so that equal places compare equal."""
     return replace(place, line=0)
 
 
 def _group(place: PolicyPlace) -> tuple[object, ...]:
-    """Return a key that disjoint places, which share allowances, have in common."""
+    """Return a key that is equal for disjoint places that share allowances."""
     if not place.stage and not place.role:
         return (place.metric,)
     # A module that works in two stages has its parameters in both.

@@ -1,4 +1,4 @@
-"""Read gate policies from YAML: limits on metrics, and allowances above them until a date.
+"""Read gate policies from YAML: limits on metrics, and allowances to exceed them until a date.
 
 A place is a metric, a stage and a role. A stage or role with ``*``, ``?`` or ``[…]`` expands to all that match, each
 checked separately; a role without wildcards includes everything inside that part of the model; an omitted key means the
@@ -33,7 +33,7 @@ AMOUNT: Final = re.compile(r"([0-9][0-9_]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]\+?([
 _UNITS: Final = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "%": -2}
 MOST: Final = 500
 WILD: Final = "*?["
-"""Characters that make a stage or a role a pattern."""
+"""Characters that make the name of a stage or role a glob pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class PolicyAmount:
 
     text: str
     value: Fraction
-    """The number; for a percentage a fraction of the base: ``1.5 %`` is 3/200."""
+    """The number of units; for a percentage, a fraction of the base: ``1.5 %`` is 3/200."""
     relative: bool = False
 
     def of(self, base: int) -> int:
-        """Return the amount in units of the metric: itself, or the percentage of ``base``, rounded down."""
+        """Return the amount in units of the metric; a percentage is taken of ``base`` and rounded down."""
         return int(self.value * base if self.relative else self.value)
 
 
@@ -58,9 +58,9 @@ class PolicyPlace:
     stage: str = ""
     role: str = ""
     line: int = 0
-    """Line in the policy file."""
+    """Line in the policy file that states the place."""
     alone: bool = False
-    """Whether the parts inside the role are excluded."""
+    """Whether roles nested in the role are excluded."""
 
     def __str__(self) -> str:
         return f"{self.metric} of {' '.join(filter(None, (self.stage, self.role))) or 'all stages'}"
@@ -68,7 +68,7 @@ class PolicyPlace:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit on the cost of a place: an increase over the base, a budget, or both."""
+    """A limit on the cost at a place: an increase over the base, a budget, or both."""
 
     place: PolicyPlace
     increase: PolicyAmount | None = None
@@ -85,12 +85,12 @@ class Allowance:
     increase: PolicyAmount
     reason: str
     until: date
-    """The last day on which it is valid."""
+    """Last day on which the allowance is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The content of a policy file: limits, allowances, and the differences between the sides that it permits."""
+    """The content of a policy file: limits, allowances, and permitted differences between base and head."""
 
     file: str
     limits: tuple[Limit, ...]
@@ -147,7 +147,7 @@ def metrics() -> list[Metric]:
 
 
 def _lines(source: str) -> Mapping[tuple[str, int], int]:
-    """Return (key, index of the item) -> line of the item in a policy."""
+    """Return the line of each item in a policy file, by (key, index of the item)."""
     root = yaml.compose(source, Loader=yaml.SafeLoader)
     return {
         (key.value, i): item.start_mark.line + 1
@@ -158,7 +158,7 @@ def _lines(source: str) -> Mapping[tuple[str, int], int]:
 
 
 class _Reader:
-    """Reads the parts of a policy, and collects all problems instead of raising the first."""
+    """Reads the sections of a policy, and collects all problems instead of raising the first."""
 
     def __init__(self, lines: Mapping[tuple[str, int], int]) -> None:
         self.lines = lines

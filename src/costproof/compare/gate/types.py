@@ -1,4 +1,4 @@
-"""Define the records of the result of a gate."""
+"""Define the records of a gate's result."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Check:
 
     metric: Metric
     stage: str
-    """Stage; empty for the sum of all stages."""
+    """Stage; empty for the sum over all stages."""
     role: str
-    """Role of the part of the model; empty for the whole stage."""
+    """Role of the model part; empty for the whole stage."""
     source: str
     base: int | None
     head: int | None
     delta: int | None
     limit: str
-    """The limit as the policy states it: ``increase 1 %``, ``budget 3.1 T``."""
+    """Text of the limit in the policy: ``increase 1 %``, ``budget 3.1 T``."""
     most: int | None
     """The largest number that passes without an allowance; ``None`` if the base is unknown."""
     status: CheckStatus
     why: str
-    """The allowances that apply, or the reason why the result is unknown."""
+    """Description of the allowances that apply, or the reason why the result is unknown."""
     line: int
     """Line of the limit in the policy file."""
     allowed_by: tuple[int, ...] = ()
-    """Lines of the allowances that apply, whether they suffice or not."""
+    """Policy lines of the allowances that apply, whether they suffice or not."""
 
     @property
     def place(self) -> str:
-        """Return the place: ``prefill/text.layer.mlp``, or ``total`` for all stages."""
+        """Return the place as text: ``prefill/text.layer.mlp``, or ``total`` for all stages."""
         return "/".join(filter(None, (self.stage or ("*" if self.role else "total"), self.role)))
 
     @property
@@ -54,7 +54,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class AllowanceUse:
-    """An allowance of the policy, and whether it was used."""
+    """An allowance in the policy, and whether it was used."""
 
     place: str
     increase: str
@@ -66,12 +66,12 @@ class AllowanceUse:
 
 @dataclass(frozen=True, slots=True)
 class Gate(NotebookRepr):
-    """The result of a gate: whether the head satisfies all limits of a policy."""
+    """The result of a gate: whether the head is within all limits of a policy."""
 
     base: Side
     head: Side
     policy: str
-    """Path of the policy file, as given."""
+    """Path of the policy file, as the user gave it."""
     verdict: Literal["passed", "over", "incomplete"]
     checks: tuple[Check, ...]
     allowances: tuple[AllowanceUse, ...]
@@ -80,7 +80,7 @@ class Gate(NotebookRepr):
     incomplete: tuple[str, ...]
     """Reasons other than unknown numbers why base and head cannot be checked against the policy."""
     silent: tuple[str, ...] = ()
-    """Sentences on metrics that a source gives for one side only, although both are the same work: findings."""
+    """Sentences on metrics that a source has on one side only although both run the same work, as findings."""
 
     @property
     def exit_code(self) -> int:

@@ -1,1 +1,1 @@
-"""Proofs that formulas and graphs agree, and over which domain this was shown."""
+"""Prove that formulas and graphs agree, and state the domain over which this was shown."""

@@ -27,30 +27,33 @@ ProofVerdict = Literal["proved", "refuted", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim that the formula and the graph of one quantity are equal, for a pattern of modules, or two formulas."""
+    """Claim that formula and graph of one quantity are equal in a pattern of modules, or that two formulas are."""
 
     stage: str
     invocation: str
-    """Invocation; empty for parameters, which a module has independently of any run."""
+    """Invocation; empty for parameters, which do not depend on a run."""
     module: str
     kind: str
     metric: Metric
     modules: int
     runs: tuple[str, ...]
-    """The runs for which the claim was shown: inputs, kernels, dtypes."""
+    """The runs for which the equality was shown: inputs, kernels, dtypes."""
     method: Method
-    """``identity``: the expanded difference is 0, for all values of the symbols. ``identity per size``: the same
-    at each enumerated size, which is not a symbol there. ``identity of rows``: the same of two formulas, those of a
-    batch of rows and those of the runs that ``runs`` names. ``identity of ranks``: the same of the sum over all ranks
-    of a mesh, and one device with named copies. ``enumeration``: equal integers at each workload listed. ``recount``:
-    so are numbers of a mesh and those of separate code, whose sum is the formula."""
+    """Method of the proof: ``enumeration``, ``recount``, or an ``identity`` for all values of symbols.
+
+    ``identity``: the expanded difference is 0, for all values of the symbols. ``identity per size``: the same at each
+    enumerated size, which is not a symbol there. ``identity of rows``: the same of two formulas, those of a batch of
+    rows and those of the runs that ``runs`` names. ``identity of ranks``: the same of the sum over all ranks of a mesh,
+    and one device with named copies. ``enumeration``: equal integers at each workload listed. ``recount``: so are
+    numbers of a mesh and those of separate code, whose sum is the formula.
+    """
     free: tuple[str, ...]
-    """Symbols for all values of which the claim holds."""
+    """Symbols for all of whose values the equality holds."""
     version: str
-    """Fingerprint of the formula in the symbols of the configuration."""
+    """Hash of the formula in the symbols of the configuration."""
     formula: str
     at_config: str
-    """The formula with this configuration's numbers."""
+    """The formula with the numbers of this configuration inserted."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -60,10 +63,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A quantity for which formula and graph, or two formulas, differ, and values of the symbols that show it."""
+    """A quantity whose formula and graph, or two formulas, differ, with symbol values that show the difference."""
 
     found_in: str
-    """The piece of the proof that found it."""
+    """Id of the piece of the proof that found the difference."""
     stage: str
     invocation: str
     module: str
@@ -72,13 +75,13 @@ class Counterexample:
     formula: str
     analytic: str
     static: str
-    """The other side: the graph, or the formula or count that a batch of rows equals."""
+    """The value of the graph, or of the formula or count that a batch of rows must equal."""
     difference: str
-    """Analytic minus static, factored: the extra term, or with a minus sign the missing one."""
+    """Analytic minus static expression, factored: the extra term, or with a minus sign the missing one."""
     smallest: dict[str, int]
-    """The smallest sizes at which they differ."""
+    """The smallest sizes at which formula and graph, or two formulas, differ."""
     config: dict[str, int]
-    """Symbols of a randomly drawn configuration with their values; empty for the target's own."""
+    """Symbol values of a randomly drawn configuration; empty for the target's own configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +93,21 @@ class Settings:
     config: str
     """JSON text of the normalised configuration."""
     chosen: dict[str, str] = field(default_factory=dict)
-    """Settings of the proof that are specific to the target."""
+    """Settings of the proof that only this target has."""
     stored: str = ""
-    """JSON text of what the files of the checkpoint state of its formats and dtype; empty: what is published."""
+    """JSON text of the formats and dtype that the checkpoint's files state; empty: the published ones."""
 
 
 LATER: Final = ("the vector work of the format of quantised weights (unpacking_flops)",)
-"""Not claimed by proofs without quantised weights, nor by certificates before version 2.8."""
+"""Texts on quantities not claimed by proofs without quantised weights or by certificates before version 2.8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The range over which random draws varied a configuration key or a setting."""
+    """The range in which random configurations varied a configuration key or a setting."""
 
     values: int
-    """Number of different values; 1 if it was never varied."""
+    """Number of different values; 1 if the key did not vary."""
     least: int | None = None
     """The smallest value; ``None`` if the values are not numbers."""
     greatest: int | None = None
@@ -113,29 +116,29 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a proof covers: the sizes, workloads and configurations that were compared."""
+    """The domain of a proof: the sizes, workloads and configurations that were compared."""
 
     sizes: tuple[int, ...]
-    """Sizes that were exported one by one."""
+    """Sizes at which graphs were exported one by one."""
     symbolic_sizes: tuple[int, ...]
     """Sizes that symbolic graphs cover according to the exporter's conditions, in every stage with such a graph."""
     tried_sizes: tuple[int, ...]
     """Sizes at which the exporter's conditions were evaluated."""
     workloads: tuple[str, ...]
-    """Workloads without symbols, exported one by one."""
+    """Workloads whose graphs were exported one by one, without symbols."""
     runs: tuple[str, ...]
     samples: int
     rows: dict[str, int]
-    """Method -> number of quantities compared, one per module, operator kind and metric."""
+    """Number of (module, operator kind, metric) combinations compared, by method."""
     rows_by_stage: dict[str, int]
     drawn: dict[str, int]
-    """Parameter of the drawn configurations -> number of values that it was drawn from."""
+    """Number of values from which a parameter of random configurations was drawn, by parameter."""
     choices: dict[str, int]
-    """Optional feature of a configuration -> number of drawn configurations with it."""
+    """Number of random configurations with an optional feature, by feature."""
     not_varied: tuple[str, ...]
-    """Properties that all drawn configurations share, with the reason."""
+    """Properties that all random configurations share, with the reason."""
     seen: dict[str, Seen] = field(default_factory=dict)
-    """Key of the configuration or setting of the run -> the range of its values in the draws."""
+    """Range of values in the random configurations, by configuration key or setting of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class Certificate(NotebookRepr):
     claims: tuple[Claim, ...]
     counterexamples: tuple[Counterexample, ...]
     missing: tuple[str, ...]
-    """Pieces that could not be carried out, with the reason."""
+    """Pieces of the proof that could not be carried out, with the reason."""
     not_claimed: tuple[str, ...]
     symbols: dict[str, SymbolDoc] = field(default_factory=dict)
     """The meanings of the workload's symbols in the formulas."""
@@ -163,12 +166,12 @@ class Certificate(NotebookRepr):
 
     @property
     def every_not_claimed(self) -> tuple[str, ...]:
-        """Return what is not claimed, whatever version made the certificate."""
+        """Return the quantities that the proof does not claim, including those unknown to the version that made it."""
         later = () if any(claim.metric == UNPACKING for claim in self.claims) else LATER
         return (*(text for text in self.not_claimed if text not in LATER), *later)
 
     def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
-        """Return the counterexamples grouped by quantity, headline FLOPs first and the simplest of each first."""
+        """Return the counterexamples grouped by quantity, headline FLOPs first, the simplest first in each group."""
         found: dict[tuple[str, str, str, Metric], list[Counterexample]] = {}
         for c in self.counterexamples:
             found.setdefault((c.stage, c.module, c.kind, c.metric), []).append(c)
@@ -176,7 +179,7 @@ class Certificate(NotebookRepr):
 
     @property
     def exit_code(self) -> int:
-        """0 proved, 1 refuted, 3 incomplete."""
+        """Return 0 for proved, 1 for refuted, 3 for incomplete."""
         return {"proved": 0, "refuted": 1, "incomplete": 3}[self.verdict]
 
 
@@ -221,7 +224,7 @@ _UNUSED: Final = "target.waived"
 
 
 def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
-    """Return the differences between a repeated proof and its certificate, in words.
+    """Return sentences on the differences between a repeated proof and its certificate.
 
     All that a certificate says is compared but its environment (versions of libraries are named, not judged) and the
     unused keys of the file of its configuration, which is not in the certificate.
@@ -280,28 +283,28 @@ class Parameter:
 
     name: str
     values: int
-    """Number of values that it is drawn from, uniformly and independently of the others."""
+    """Number of values from which the parameter is drawn uniformly."""
     degree: int
     """Highest degree of any formula of the stage in this parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Upper bound of the chance that random configurations miss a wrong formula of a stage."""
+    """Upper bound of the probability that random configurations miss a wrong formula of a stage."""
 
     stage: str
     parameters: tuple[Parameter, ...]
     fixed: tuple[str, ...]
-    """Symbols of the formulas that are not drawn at random, for which the bound states nothing."""
+    """Symbols in the formulas that are not drawn at random and that the bound does not cover."""
     caught: str
-    """Lower bound of the chance that one draw shows a difference, as a fraction."""
+    """Lower bound of the probability that one random configuration shows a difference, as a fraction."""
     samples: int
     missed_exponent: int
-    """The chance that all draws miss a difference is at most 10 to the minus this."""
+    """Exponent n such that all configurations miss a difference with probability at most 10 to the minus n."""
 
 
 def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str, int]:
-    """Return independent parameter -> its highest degree in these formulas.
+    """Return the highest degree of each independent parameter in these formulas.
 
     Args:
         formulas: expressions in the configuration's symbols.
@@ -332,7 +335,7 @@ def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str
 
 
 def bound(stage: str, degree: Mapping[str, int], values: Mapping[str, int], samples: int) -> Bound:
-    """Return the bound for one stage from the degrees of its formulas and the numbers of drawn values.
+    """Return the probability bound for one stage from the degrees of its formulas and the numbers of drawn values.
 
     Symbols that are not drawn are named as such.
 

@@ -1,4 +1,4 @@
-"""Format a derived cost for reading: grouped, factored, with configuration names for constants where unambiguous."""
+"""Format a derived cost for reading: grouped, factored, with configuration names for constants if unambiguous."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from costproof.ledger.node import CostNode
 Notation = Literal["text", "latex", "python", "yaml"]
 
 _FACTORS: Final[dict[str, tuple[int, ...]]] = {"linear": (2,), "attention": (2, 4), "expert_gemm": (2, 4, 6)}
-"""Operator kind -> the factor of its FLOPs: 2 per multiply-accumulate, times the number of products it contains."""
+"""Constant factor of an operator's FLOPs, by operator kind: 2 per multiply-accumulate, times its products."""
 _WIDTHS: Final = ("hidden", "hidden_size", "d_model", "n_embd", "embed_dim", "dim")
 _ANY_FACTOR: Final = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The headline FLOPs of a pattern of modules and an operator kind, as one line of a formula."""
+    """One line of a closed form: the headline FLOPs of a pattern of modules and an operator kind."""
 
     stage: str
     invocation: str
@@ -39,23 +39,23 @@ class Line:
     kind: str
     modules: int
     each: str
-    """The formula of one of the modules, factored."""
+    """The formula of a single module, factored."""
     named: str | None
-    """The formula with configuration names, if the constant is a product of them in exactly one form."""
+    """The formula with configuration names, if the constant is a product of them in exactly one way; else ``None``."""
     readings: tuple[str, ...]
-    """The possible products of names for the constant if there are several; it then stays a number."""
+    """The possible products of names for the constant, if there are several; the constant then stays a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """A derived formula: its lines, their sum, and the conditions on sizes under which it is valid."""
+    """A derived formula: its lines, their sum, and the sizes at which it is valid."""
 
     name: str
     lines: tuple[Line, ...]
     total: str
     symbols: tuple[str, ...]
     fixed: Mapping[str, int]
-    """Values of the workload's symbols that are constants in the graph; the YAML states them."""
+    """Values of workload symbols that are constants in the graph, which the YAML states."""
     holds: tuple[Condition, ...] = ()
     """Conditions on the sizes under which the formula describes the model."""
     counted: str = ""
@@ -105,7 +105,7 @@ def closed_form(
 
 
 def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[str | None, tuple[str, ...]]:
-    """Write the constant of an expression as a product of configuration names, where there is one such product.
+    """Write the constant of an expression as a product of configuration names if only one such product exists.
 
     Args:
         kind: operator kind, which determines the factors that its products may have.
@@ -145,7 +145,7 @@ def readings(constant: int, config: Mapping[str, int], factors: Sequence[int] = 
 
 
 def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str, int]) -> bool:
-    """Return whether two sizes are the number of heads and the head width, whose product is the model's width."""
+    """Return whether two sizes are a number of heads and a head width whose product is the model's width."""
     product = one[1] * other[1]
     return (
         "head" in one[0]

@@ -1,4 +1,4 @@
-"""Compare the analytic and the static formula of each row: identical, equal at this point, or a counterexample.
+"""Compare the analytic and static formulas of each row: identical, equal at some sizes, or a counterexample.
 
 The difference of the two expressions, with the configuration's numbers put in, is expanded by
 sympy. Where nothing is left, the two agree for every value of the symbols that the graph keeps
@@ -31,18 +31,18 @@ _SOURCES: Final = ("analytic", "static")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Results of comparing formulas with graphs: claims (without the names of runs) and counterexamples."""
+    """Result of comparing formulas with graphs in one piece of a proof: claims and counterexamples."""
 
     rows: dict[str, int]
-    """Stage -> quantities compared, one per module, operator kind and metric."""
+    """Number of (module, operator kind, metric) combinations compared, by stage."""
     claims: tuple[Claim, ...]
     counterexamples: tuple[Counterexample, ...]
     formulas: tuple[tuple[str, str], ...] = ()
-    """(stage, formula) of all compared quantities, from which degrees are computed."""
+    """(stage, formula) of all compared quantities, for the degrees of the formulas."""
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Stages whose graph has a symbolic size -> those of the tried sizes that the graph describes."""
+    """Tried sizes that a graph with a symbolic size describes, by stage."""
     conditions: tuple[str, ...] = ()
-    """Descriptions of the sizes at which a symbolic graph differs from the model, which its claims exclude."""
+    """Descriptions of sizes at which a symbolic graph differs from the model, which the claims exclude."""
 
 
 def judge(
@@ -58,7 +58,7 @@ def judge(
     integers: bool = False,
     bounds: Collection[Metric] = (),
 ) -> Answer:
-    """Judge every row that the two sources share.
+    """Return claims and counterexamples from every row that both sources have.
 
     A symbol that occurs in any graph of an invocation stays a symbol on both sides of all its rows: a formula
     that grows with the batch does not equal a graph that does not, whatever the batch of this run is.
@@ -114,10 +114,10 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """Symbols and numbers with which the rows of one invocation are judged."""
+    """Symbols and numbers by which the rows of one invocation are compared."""
 
     names: frozenset[str]
-    """Symbols of the workload; the item size is a number everywhere."""
+    """Symbols of the workload, without the item size, which is always a number."""
     numbers: Mapping[str, int]
     alias: Mapping[str, str]
     steps: tuple[tuple[str, int], ...]
@@ -127,13 +127,13 @@ class _How:
 
 
 def _counted_in_numbers(row: AlignedRow) -> bool:
-    """Return whether a graph has kept pairs as a number only, counted at the sizes of its run for want of a formula."""
+    """Return whether a graph has kept query-key pairs as a number only, counted at the sizes of its run."""
     graph = row.cells.get("static")
     return row.metric in KEPT and graph is not None and graph.value is not None and not graph.exprs
 
 
 def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozenset[str]]:
-    """Return (stage, invocation) -> the symbols of the workload that its graphs contain."""
+    """Return the workload symbols that the graphs of a call contain, by (stage, invocation)."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for node in static.nodes:
         key = (node.stage, node.invocation)
@@ -144,7 +144,7 @@ def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozen
 
 
 def _judged(row: AlignedRow, pattern: str, modules: int, how: _How) -> Claim | Counterexample:
-    """Return the claim that a row supports, or the counterexample to it."""
+    """Return the claim or the counterexample that follows from a row."""
     cells = [row.cells.get(s) for s in _SOURCES]
     numbers = [c.value if c is not None else None for c in cells]
     sums = [_sum(c.exprs, c.value) if c is not None else None for c in cells]
@@ -198,7 +198,7 @@ def _version(formula: str) -> str:
 
 @lru_cache(maxsize=65536)
 def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> str:
-    """Return first - second, factored; 0 if and only if the expanded forms cancel at all multiples of the steps."""
+    """Return first minus second, factored; 0 if and only if the expanded forms cancel for all numbers of steps."""
     if first == second:
         return "0"
     rest = settled(sympy.expand(parse(first) - parse(second)))
@@ -211,7 +211,7 @@ def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> 
 
 @lru_cache(maxsize=4096)
 def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Return small values of the symbols, with the least sum, at which a difference is not 0."""
+    """Return small values of the symbols, with minimal sum, at which a difference is not 0."""
     program = compile_expression(rest)
     names = sorted(program.symbols)
     sizes = ([i * dict(steps).get(name, 1) for i in _SMALL] for name in names)
@@ -224,7 +224,7 @@ def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str,
 
 
 def settled(expr: sympy.Expr) -> sympy.Expr:
-    """Simplify each ``Min`` and ``Max`` whose same argument is selected at all sizes.
+    """Simplify each ``Min`` and ``Max`` that selects the same argument at all sizes.
 
     ``Min(H**2, 224**2*ceiling(H/224)**2)`` is ``H**2``. The others have integers that their arguments share in front.
 

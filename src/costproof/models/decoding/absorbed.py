@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MADE: Final[dict[Any, Any]] = {}
-"""Attention class -> its subclass that absorbs the expansion, cached per process."""
+"""Subclasses of attention classes that absorb the expansion in decode steps, by class, cached per process."""
 
 
 def absorb(model: nn.Module, layers: str) -> None:
-    """Make all attention modules of a model absorb the expansion in decode steps; weights do not change.
+    """Patch all attention modules of a model to absorb the expansion in decode steps; weights do not change.
 
     Args:
         layers: path of the layers, each with its attention under ``self_attn``.
@@ -70,7 +70,7 @@ def _step(
     past_key_values: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention of new tokens [B, q, width] to T latents: scores over rank + rope elements, sums over rank."""
+    """Attend from new tokens [B, q, width] to T latents: scores over rank + rope elements, weighted sums over rank."""
 
     plain, turned, latents, key = _projected(self, modeling, hidden_states, position_embeddings)
     latents, key = past_key_values.update(latents, key, self.layer_idx)
@@ -131,7 +131,7 @@ def _absorbed(
 
 
 def _absorbs(row: BatchRow) -> bool:
-    """Return whether a row of a batch is a decode step."""
+    """Return whether a row of a batch is a decode step, which absorbs the expansion."""
     return row.new == 1 and row.past > 0
 
 

@@ -35,7 +35,7 @@ def build(
     replaced: Mapping[str, Any] | None = None,
     inner: Iterable[str] = (),
 ) -> nn.Module:
-    """Build a model of a transformers class with this configuration on the meta device, in eval mode.
+    """Build a model of a transformers class on the meta device from a configuration, in eval mode.
 
     Its forward patches the mask builders of transformers while it runs, see :func:`patch_forward`.
 
@@ -90,7 +90,7 @@ def patch_forward(base: Any, replaced: Mapping[str, Any] | None = None, inner: I
 
 @contextmanager
 def own_attention(model: nn.Module) -> Iterator[None]:
-    """Register the attention of rows, or of ranks that share a sequence, while a model that uses it runs."""
+    """Register our attention functions for batches of rows and for context parallelism while the block runs."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     known: dict[str, Any] = ALL_ATTENTION_FUNCTIONS._global_mapping
@@ -154,7 +154,7 @@ def with_numbers(
 
 
 def _allocate(model: nn.Module, device: str) -> None:
-    """Allocate the parameters, tied ones once, and compute buffers such as rotary frequencies.
+    """Allocate parameters, each tied one once, and compute buffers such as rotary frequencies.
 
     ``initialize_weights`` of transformers fills every tensor that is not marked as loaded. Parameters are marked during
     the call, so only buffers are computed.

@@ -1,4 +1,4 @@
-"""Configurations of decoder-only models: the fields that families share, and how a ``config.json`` is read.
+"""Define configurations of decoder-only models: the fields that families share, and how a ``config.json`` is read.
 
 A family subclasses :class:`DecoderConfig` and adds its fields, their keys, and the defaults of the class in
 transformers for keys that a file omits.
@@ -24,7 +24,7 @@ SIZES: Final = {
     "heads": "num_attention_heads",
     "vocab": "vocab_size",
 }
-"""Required fields -> their keys in the file."""
+"""Keys in the file of the required fields, by field."""
 _ROPES: Final = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE scaling that change the frequencies only once, when the model is built."""
 _REQUIRED: Final = {
@@ -32,7 +32,7 @@ _REQUIRED: Final = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
-"""Kind of RoPE scaling -> numbers that transformers requires for it."""
+"""Numbers that transformers requires for RoPE scaling, by kind of scaling."""
 _KINDS: Final = {"full_attention": "f", "sliding_attention": "w"}
 
 
@@ -53,7 +53,7 @@ class DecoderConfig(NativeConfig):
     """Whether the output projection and the embedding share one table."""
     activation: str = "silu"
     waived: tuple[tuple[str, str], ...] = ()
-    """Keys of the file that decide no cost, with the reason."""
+    """Keys of the file that affect no cost, with the reason."""
 
     architecture: ClassVar[str]
     """The class of transformers that the formulas describe."""
@@ -65,21 +65,21 @@ class DecoderConfig(NativeConfig):
         "tied": "tie_word_embeddings",
         "activation": "hidden_act",
     }
-    """Fields -> their keys in the file."""
+    """Keys in the file, by field."""
     class_defaults: ClassVar[Mapping[str, Any]] = {}
-    """Keys -> values that the class in transformers assumes if a file omits them.
+    """Values that the class in transformers assumes for omitted keys, by key.
 
     Without an entry: as many key/value heads as heads, heads that share the width, and ``False`` for flags.
     """
     not_null: ClassVar[tuple[str, ...]] = ("initializer_range", "rms_norm_eps", "use_cache")
     number_flags: ClassVar[Mapping[str, float]] = {}
-    """Flags that are set by a number in the file and unset by ``null`` -> the number to write for a set flag."""
+    """Flags that a file sets by a number and unsets by ``null``: the number to write for a set flag, by field."""
     heads_divide: ClassVar[bool] = True
     """Whether transformers requires ``hidden_size % num_attention_heads == 0``."""
     rotates: ClassVar[bool] = True
-    """Whether the class has rotary embeddings, and so reads their keys."""
+    """Whether the class has rotary embeddings, so that their keys are read."""
     pads: ClassVar[bool] = True
-    """Whether the table of tokens of the class has a row for padding."""
+    """Whether the token embedding of the class has a row for padding."""
     one_mask: ClassVar[bool] = False
     """Whether the class builds one mask for all layers.
 
@@ -87,27 +87,27 @@ class DecoderConfig(NativeConfig):
     has it.
     """
     unused_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys of this family that decide no cost -> the reason."""
+    """Keys of this family that affect no cost, with the reason."""
     ranges: ClassVar[Mapping[str, range]] = {}
-    """Parameters that a proof draws in addition to the sizes of every decoder -> their values."""
+    """Values of the parameters that a proof draws in addition to the sizes of every decoder, by parameter."""
     derived: ClassVar[Mapping[str, str]] = {}
-    """Symbols -> expressions in drawn parameters; they override or extend those of every decoder."""
+    """Expressions of symbols in drawn parameters, by symbol; they override or extend those of every decoder."""
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
         return {f"text_{name}": getattr(self, name) for name in named}
 
     def windows(self) -> tuple[int, ...]:
-        """Return, for each layer, the number of keys that a query sees, 0 for all; empty if no layer has a window."""
+        """Return the sliding-window length of each layer, 0 for full attention; empty if no layer has a window."""
         return ()
 
     def saves_by_absorbing(self, row: BatchRow) -> bool:
-        """Return ``False``: only latent attention has an expansion that it can absorb."""
+        """Return ``False``: only latent attention has an expansion that can be absorbed."""
         return False
 
     def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
-        """Return, for each layer, (its attention window or 0, whether it has a mixture of experts)."""
+        """Return (window length or 0, whether it has a mixture of experts) of each layer."""
         return tuple((window, False) for window in self.windows() or (0,) * self.layers)
 
     def native(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class DecoderConfig(NativeConfig):
 
     @classmethod
     def read_flag(cls, top: Section, field: str) -> bool:
-        """Return the boolean field as the file sets it."""
+        """Return the value of a boolean field in the file."""
         key = cls.keys[field]
         default = cls.class_defaults.get(key)
         if field not in cls.number_flags:
@@ -190,12 +190,12 @@ class DecoderConfig(NativeConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return the fields of the family that are neither sizes of every decoder nor flags."""
+        """Return the fields that only this family has, other than flags."""
         return {}
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of the fields that ``random_config`` does not set.
+        """Draw random values of the fields that ``random_config`` does not set, for a proof.
 
         Args:
             sizes: values of the drawn parameters, including those of ``ranges``.
@@ -295,12 +295,12 @@ class WindowedConfig(DecoderConfig):
     """Configuration of a decoder in which some or all layers attend to a sliding window."""
 
     window: int = 0
-    """Keys that a query sees in these layers, including its own; 0 if no layer has a window."""
+    """Number of keys that a query sees in windowed layers, its own included; 0 if no layer has a window."""
     pattern: str = "f"
-    """Kinds of layers, repeated over the depth: ``w`` for a window, ``f`` for full attention."""
+    """Attention kinds of layers, repeated over the depth: ``w`` for a window, ``f`` for full attention."""
 
     patterns: ClassVar[tuple[str, ...]] = ("f", "w", "wf", "fw")
-    """Patterns that a proof draws."""
+    """Values of ``pattern`` that a proof draws from."""
 
     @classmethod
     def caches_as(cls, data: Mapping[str, Any]) -> bool:
@@ -344,7 +344,7 @@ def _see_all(types: object) -> bool:
 
 
 LEAST_WINDOW: Final = 5
-"""Shortest window for which a prompt can be exported at a length that the window does not cut."""
+"""Shortest window with which a prompt shorter than the window can still be exported."""
 
 
 def window_of_all(top: Section, default: int | None = None) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def pattern_of(top: Section, layers: int, default: str) -> str:
 
 
 def shortest(letters: str) -> str:
-    """Return the shortest prefix that, repeated, gives these letters: ``wf`` for ``wfwf``."""
+    """Return the shortest string whose repetition gives these letters: ``wf`` for ``wfwf``."""
     lengths = range(1, len(letters) + 1)
     return next(letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters)
 
@@ -394,17 +394,17 @@ class LateWindowedConfig(WindowedConfig):
 
 
 UNUSED_ROUTER_KEYS: Final = {"router_aux_loss_coef": "affects only training"}
-"""Keys of most mixtures of experts that decide no cost -> the reason."""
+"""Keys of most mixtures of experts that affect no cost, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureConfig(WindowedConfig):
-    """Configuration with mixtures of experts; the inner width of an expert is ``intermediate`` by default."""
+    """Configuration with mixtures of experts, each expert by default ``intermediate`` wide."""
 
     experts: int = 8
-    """Number of routed experts of a layer."""
+    """Number of routed experts per layer."""
     top_k: int = 2
-    """Number of routed experts that process a token."""
+    """Number of routed experts that process each token."""
 
     keys: ClassVar[Mapping[str, str]] = {
         **WindowedConfig.keys,
@@ -423,11 +423,11 @@ class MixtureConfig(WindowedConfig):
     """Derived symbols; the factor 8, for grouped GEMMs with rows of a multiple of 16 bytes, does not affect degrees."""
 
     def routed(self) -> tuple[bool, ...]:
-        """Return, for each layer, whether it has a mixture of experts."""
+        """Return whether each layer has a mixture of experts, layer by layer."""
         return (True,) * self.layers
 
     def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
-        """Return, for each layer, its window (0 for none) and whether it has a mixture of experts."""
+        """Return (window length or 0, whether it has a mixture of experts) of each layer."""
         return tuple((w, m) for (w, _), m in zip(WindowedConfig.layer_kinds(self), self.routed(), strict=True))
 
     def symbols(self) -> dict[str, int]:
@@ -437,7 +437,7 @@ class MixtureConfig(WindowedConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of the numbers of experts and other fields that only mixtures have."""
+        """Draw random numbers of experts, and random values of the other fields of mixtures, for a proof."""
         return {
             "hidden": sizes["row"] * sizes["text_kv_heads"] * sizes["text_groups"] * sizes["text_share"],
             "intermediate": sizes["row"] * sizes["text_moe_rows"],
@@ -476,7 +476,7 @@ def experts_of(top: Section, defaults: MixtureConfig, *aliases: str) -> dict[str
 
 
 def number_of(top: Section, defaults: MixtureConfig, field: str, *, least: int = 1) -> int:
-    """Read the integer of a field; an omitted key has the default of the class in transformers.
+    """Read the integer value of a field; an omitted key has the default of the class in transformers.
 
     Args:
         defaults: the published configuration. If the key is omitted, the value is the one in its ``class_defaults``, or

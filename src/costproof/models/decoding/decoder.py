@@ -1,4 +1,4 @@
-"""How a decoder of transformers is called: module paths, masks, and cache."""
+"""Describe how a decoder of transformers is called: module paths, masks, and cache."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 PACKED: Final = "packed_rows"
 SHARED: Final = "shared_sequence"
-"""Names, among the implementations of transformers, of the attention of rows, and of ranks that share a sequence."""
+"""Names under which our attention for batches of rows, and for context parallelism, is registered in transformers."""
 
 ROW_ATTENTION: Final = "row_attention"
-"""Attribute of a model that runs rows: the implementation of the attention of each."""
+"""Attribute of a model that runs batches of rows: the attention implementation that each row uses."""
 
 Locate = Callable[[str, int], tuple[str, str]]
-"""(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
+"""Function from (module path, call of its outermost repeated ancestor, from 1) to (stage, invocation)."""
 
 Past = list[tuple["torch.Tensor", "torch.Tensor"]]
-"""Keys and values [B, kv heads, P, head dim] of each layer."""
+"""Cached keys and values [B, kv heads, P, head dim] of each layer."""
 
 Masks = tuple["torch.Tensor | None", "torch.Tensor | None"]
-"""Masks [B, 1, queries, keys] for layers with full attention, and for layers with a window."""
+"""Masks [B, 1, queries, keys] of the layers with full attention and of the layers with a window."""
 
 
 def fill_layer(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Fill a layer of a ``DynamicCache`` as its first ``update`` would, without a concatenation."""
+    """Set the tensors of a ``DynamicCache`` layer as its first ``update`` would, without a concatenation."""
     layer.keys, layer.values = keys, values
     if hasattr(layer, "cumulative_length"):  # a layer with a window
         layer.cumulative_length = keys.shape[-2]
 
 
 def llm_stack(layers: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of layers of the decoder and of input positions: ``{"layers": 12, "positions": 703}``.
+    """Return the numbers of decoder layers and of input positions: ``{"layers": 12, "positions": 703}``.
 
     Args:
         layers: attribute of the module that holds the list of layers.
@@ -54,12 +54,12 @@ def llm_stack(layers: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def in_prompt(path: str, call: int) -> tuple[str, str]:
-    """Return the stage and the invocation of a module in the prefill of a decoder-only model."""
+    """Return the stage and the invocation of any module in the prefill of a decoder-only model."""
     return "prefill", "prompt"
 
 
 def in_step(path: str, call: int) -> tuple[str, str]:
-    """Return the stage and the invocation of a module in a decode step."""
+    """Return the stage and the invocation of any module in a decode step."""
     return "decode", "steps"
 
 
@@ -72,27 +72,27 @@ class Decoder:
     attention: str = "layers.{i}.self_attn"
     """Path of the attention of layer i, relative to ``stack``."""
     masks: tuple[str, ...] = ()
-    """Keys of the masks that the model takes as a dict; empty if it takes a single mask."""
+    """Keys of the dict of masks that the model takes; empty if it takes a single mask."""
     window_masks: tuple[str, ...] = ()
-    """Keys of the masks of layers with a window, if other layers have none."""
+    """Keys of the masks of windowed layers, if the other layers have masks of their own."""
     windows: tuple[int, ...] = ()
-    """For each layer, the number of keys that a query sees, 0 for all; empty if no layer has a window."""
+    """Sliding-window length of each layer, 0 for full attention; empty if no layer has a window."""
     own: tuple[int, ...] = ()
-    """Layers of a pipeline stage, which the widths of ``windows`` are of then; empty for all layers."""
+    """Indices of the layers of this pipeline stage, to which ``windows`` refers then; empty for all layers."""
     latent: tuple[int, ...] = ()
     """Widths of the two latents that a cache stores instead of keys and values; empty for keys and values."""
     cache: tuple[str, ...] = ("keys", "values")
-    """Attributes of a layer of the cache that hold its tensors."""
+    """Attributes of a cache layer that hold its tensors."""
     fill: Callable[[Any, torch.Tensor, torch.Tensor], None] = fill_layer
-    """Function that sets keys and values of an initialised layer of the cache."""
+    """Function that sets keys and values of an initialised cache layer."""
     places: tuple[Locate, Locate] = (in_prompt, in_step)
-    """Functions that locate modules in the prefill and in a step."""
+    """Functions that give the stage and invocation of a module: in the prefill, and in a decode step."""
     seen: tuple[Mark, ...] = ()
     """Additional events that a callgraph records."""
     axes: int = 1
-    """Positions of a token: three where time, height and width have their own."""
+    """Number of position ids per token: 3 if time, height and width have one each."""
     beside: str = ""
-    """Note about the attention of other parts of the model if the decoder runs FlashAttention."""
+    """Note about the attention of the model's other parts, for a decoder that runs FlashAttention."""
 
     def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
         """Return, for each layer, the path of the module that owns its key/value cache."""
@@ -105,15 +105,15 @@ class Decoder:
 
     @property
     def window(self) -> int:
-        """Return the window of the layers that have one; 0 if no layer has a window."""
+        """Return the length of the sliding window of windowed layers; 0 if no layer has a window."""
         return max(self.windows, default=0)
 
     def in_cache(self, context: int) -> int:
-        """Return how many of ``context`` tokens a layer with a window caches; all of them if no layer has a window."""
+        """Return how many of ``context`` tokens a windowed layer caches; all of them if no layer has a window."""
         return min(context, self.window - 1) if self.window else context
 
     def fills_window(self, workload: Workload) -> bool:
-        """Return whether past, prompt and first new token reach the window, so that steps run on a full window."""
+        """Return whether the window is full from the first decode step on."""
         return 0 < self.window <= workload.context + 1
 
     def mask(self, masks: Masks) -> Any:
@@ -123,7 +123,7 @@ class Decoder:
         return masks[self.window > 0]
 
     def mask_contents(self, names: tuple[str, str]) -> dict[str, CausalMask]:
-        """Return, by the given names, the contents of the two masks of :meth:`empty_masks`: full and windowed."""
+        """Return the contents of the full and the windowed mask of :meth:`empty_masks`, under the given names."""
         return dict(zip(names, (CausalMask(), CausalMask(self.window)), strict=True))
 
     def placed_masks(self) -> dict[str, CausalMask]:
@@ -133,7 +133,7 @@ class Decoder:
         return {f"{name}.{key}": content for key, content in places.items()} or {name: seen if self.window else full}
 
     def empty_masks(self, workload: Workload, queries: int, context: int, batch: int | None = None) -> Masks:
-        """Return the masks, on the meta device, of a call on ``queries`` new tokens after ``context`` others.
+        """Return the masks, on meta, of a call on ``queries`` new tokens after ``context`` cached tokens.
 
         Eager attention gets masks [B, 1, queries, keys]; a model that takes a single mask gets that of its window if it
         has one. Fused attention is causal by a flag and gets no mask, unless keys are outside of a window or several
@@ -161,14 +161,14 @@ class Decoder:
         return cache
 
     def cache_tensors(self, cache: Any) -> list[tuple[torch.Tensor, ...]]:
-        """Return, for each layer of a cache, its tensors of keys and values."""
+        """Return the key and value tensors of each layer of a cache."""
         return [
             tuple(t for t in (getattr(layer, n, None) for n in self.cache) if t is not None and t.dim() > 1)
             for layer in cache.layers
         ]
 
     def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
-        """Return keys and values of ``context`` tokens on the meta device, cut to the window of each layer."""
+        """Return cached keys and values of ``context`` tokens on meta, cut to the window of each layer."""
         text = text_config(model)
         count = len(self.own) or text.num_hidden_layers
         if self.latent:
@@ -182,7 +182,7 @@ class Decoder:
 
 
 def config_of(model: nn.Module) -> Any:
-    """Return the configuration of a model; torch types attributes of modules as tensors or modules."""
+    """Return the configuration of a model, typed as one: torch types module attributes as tensors or modules."""
     return model.config
 
 
@@ -196,14 +196,14 @@ def text_config(model: nn.Module) -> Any:
 
 
 def on_meta(workload: Workload, *shape: int) -> torch.Tensor:
-    """Return an empty tensor on the meta device whose dtype is that of the workload."""
+    """Return an empty tensor on the meta device in the workload's dtype."""
     import torch
 
     return torch.empty(*shape, dtype=getattr(torch, workload.dtype), device="meta")
 
 
 def ids_on_meta(*shape: int) -> torch.Tensor:
-    """Return token ids [B, S], or other integers, on the meta device."""
+    """Return an integer tensor [B, S] on the meta device, such as token ids."""
     import torch
 
     return torch.zeros(*shape, dtype=torch.long, device="meta")

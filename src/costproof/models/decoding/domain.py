@@ -1,4 +1,4 @@
-"""The domain of a proof about a decoder: symbolic lengths, random configurations, batches of rows, ranks of meshes."""
+"""Define the domain of a proof about a decoder: symbolic lengths, random configurations, batches of rows, meshes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VARIANTS: Final = (
 
 _ATTENTIONS: Final[tuple[AttentionKind, ...]] = ("sdpa", "eager")
 _DECODING: Final = "decoding"
-"""The setting of families that have two implementations of decode steps; its first choice is the default."""
+"""Name of the setting that selects between two implementations of decode steps; its first choice is the default."""
 _KERNELS: Final[tuple[ExpertKernel, ...]] = ("grouped_mm", "batched_mm")
 GROUPED_ROW: Final = 8
 """Random widths are multiples of this for grouped GEMMs, whose rows must be multiples of 16 bytes (8 x bfloat16)."""
@@ -63,7 +63,7 @@ INDEPENDENT: Final[Mapping[str, str]] = {
     "text_head_dim": "2*text_head_halves",
     "text_hidden": "text_kv_heads*text_groups*text_share",
 }
-"""Symbols -> expressions in drawn parameters; rotary heads are even, and heads divide the width."""
+"""Expressions of symbols in drawn parameters, by symbol; rotary heads are even, and heads divide the width."""
 _NOT_VARIED: Final = (
     "kernels other than sdpa and eager",
     "1 to 3 decode steps at a drawn past, each exported by itself; in runs of their own there are 2 to 12",
@@ -80,10 +80,10 @@ _NOT_OF_LATENTS: Final = (
 )
 _ONE: Final = "the configuration: identities hold for this one"
 STEPS: Final = (1, 1, 1, 2, 3)
-"""Numbers of decode steps of a draw; repeated ones are more likely."""
+"""Numbers of decode steps to draw from; repeated numbers are more likely."""
 _FEW: Final = (1, 1, 1, 2, 2)
 _DEEP: Final = 33
-"""Index, modulo 64, of the draws with more layers than the target has."""
+"""Remainder modulo 64 of the numbers of those draws that have more layers than the target."""
 
 
 def layers(rng: random.Random, number: int, target: int) -> int:
@@ -93,7 +93,7 @@ def layers(rng: random.Random, number: int, target: int) -> int:
 
 
 Drawn = tuple[Provable, Mapping[str, bool]]
-"""A target with a random configuration, and feature -> whether the configuration has it."""
+"""Target with a random configuration, and whether the configuration has each feature, by feature."""
 T = TypeVar("T", bound=DecoderConfig)
 
 
@@ -124,7 +124,7 @@ def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Ra
 
 
 def features(config: DecoderConfig) -> dict[str, bool]:
-    """Return feature -> whether a configuration has it, for features that are not sizes in a formula."""
+    """Return whether a configuration has each feature, for features that are not sizes in a formula."""
     windows = config.windows()
     routed = config.routed() if isinstance(config, MixtureConfig) else ()
     return {
@@ -142,7 +142,7 @@ def features(config: DecoderConfig) -> dict[str, bool]:
 
 
 Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]
-"""(values of the parameters, source of other choices) -> a configuration; ``None`` if the family draws none."""
+"""Function from parameter values and a random generator to a configuration; ``None`` if the family draws none."""
 
 
 def proof(target: Provable, own: DecoderConfig, config: str, samples: int, seed: int, draw: Draw) -> Proof:
@@ -221,13 +221,13 @@ def _drawn(
 # --- Ranks of a mesh -------------------------------------------------------------------------------------------------
 
 _ATTEMPTS: Final = 60
-"""Draws of a configuration and a mesh until one is legal."""
+"""Maximum number of draws of a configuration and a mesh until a pair is valid."""
 _OF_RANKS: Final = (
     "that runs equal the graphs of ranks, and their live peaks: costproof report compares runs of ranks",
     "the bounds of links, which costproof roofline counts again",
 )
 _ORDERS: Final = ("ring", "ulysses")
-"""Plans of context parallelism besides zigzag, the default."""
+"""Plans of context parallelism other than zigzag, the default."""
 _NO_STEPS: Final = "decode steps, which are not counted on this mesh"
 _ONE_PROMPT: Final = "other prompts than {length} tokens, of which the identities export a rank"
 _NO_BOUND: Final = "a bound of the chance to miss a mistake: widths that a mesh divides are not drawn independently"
@@ -236,7 +236,7 @@ _NO_BOUND: Final = "a bound of the chance to miss a mistake: widths that a mesh 
 def mesh_proof(
     made: Proof, target: Provable, draw: Draw, mesh: Mesh, plan: str | None, cp_plan: str | None, dispatch: str | None
 ) -> Proof:
-    """Return a proof over a mesh: ranks in symbols, random configurations on random parts of the mesh, and their sums.
+    """Return a proof over a mesh: ranks in symbols, sums over ranks, random configurations on random parts of the mesh.
 
     Args:
         made: the proof for one device, whose variants and number of draws it has.
@@ -305,7 +305,7 @@ def mesh_proof(
 
 
 def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Problems:
-    """Return the workload, changed as ranks of its mesh need it; the reasons if nothing makes it fit.
+    """Return the workload with the changes that its mesh requires, or the reasons why none of them makes it valid.
 
     Ranks that share a sequence run sdpa, unless by heads, and return all logits; of a prompt only if steps are refused.
     Ranks that send each other pairs run a prompt, with pairs of a routing that is drawn.
@@ -325,7 +325,7 @@ def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Prob
 
 
 def drawn_pairs(target: Provable, workload: Workload, seed: int) -> str:
-    """Return how many pairs of a token and an expert each rank sends to each, for a random routing of a prompt."""
+    """Return the numbers of (token, expert) pairs that ranks send each other under a random routing of a prompt."""
     rng, mesh = random.Random(f"costproof:pairs:{seed}:{workload.name}"), workload.mesh
     each = workload.batch // mesh.dp * workload.text_tokens * target.info().symbols.get("text_topk", 0)
     cuts = [sorted(rng.randint(0, each) for _ in range(mesh.ep - 1)) for _ in range(mesh.world)]
@@ -335,7 +335,7 @@ def drawn_pairs(target: Provable, workload: Workload, seed: int) -> str:
 def _drawn_on_mesh(
     target: Provable, draw: Draw, seed: int, number: int, given: Mapping[str, Any], *, own_plan: bool
 ) -> tuple[Piece[Provable], Mapping[str, bool]] | None:
-    """Return a random configuration on a random part of a mesh with its features; ``None`` if the family draws none.
+    """Return the piece of a random configuration on a random sub-mesh, and its features; ``None`` if none is drawn.
 
     Widths are multiples of the ranks that divide them. If 60 attempts are not legal the draw is left out.
     """
@@ -392,18 +392,18 @@ def _drawn_on_mesh(
 
 
 _CHUNK: Final = (KEPT_SCORES, "kv_cache_bytes")
-"""Metrics that chunks share with their prompt; each computes all scores of its queries, and reads the cache."""
+"""Metrics that add up over the chunks of a prompt; others do not, as chunks compute all scores and read the cache."""
 _STEP: Final = ("flops", KEPT_FLOPS, KEPT_SCORES, "kv_read_bytes", "kv_cache_bytes")
-"""Metrics of steps that add up over sequences; a batch reads weights once, and equal sequences share positions."""
+"""Metrics of decode steps that add up over sequences; others do not, as weights and positions are shared."""
 _ONE_STEP: Final = tuple(m for m, info in EVERY_METRIC.items() if m not in {*STAGE_WIDE, FLOOR} and not info.convention)
-"""Metrics of one step by module."""
+"""Metrics of one decode step that are compared module by module."""
 
 
 def row_identities(target: Provable, config: DecoderConfig, workload: Workload) -> Iterator[Piece[Provable]]:
-    """Yield the identities of batches of rows: for all sizes on the same sides of a window as their examples.
+    """Yield identities between batches of rows; each holds for all sizes on its example's side of each window.
 
     * Chunks of C and S - C tokens are the prompt of S tokens: applied again, chunks of any lengths are.
-    * S tokens behind a prefix of C are the prompt of C + S without the pairs of the first C tokens.
+    * S tokens after a prefix of C are the prompt of C + S without the pairs of the first C tokens.
     * B steps at a context of P tokens and one at C are the decode formula at P and at C.
 
     Latent attention expands the latents of a past again for each chunk, so that kept FLOPs do not add up.
@@ -424,7 +424,7 @@ def row_identities(target: Provable, config: DecoderConfig, workload: Workload) 
         return (SymbolicRun(run, "prefill", {"B": "1", "S": text(size), "L": "1"}),)
 
     def sized(length: int, size: sympy.Expr) -> sympy.Expr:
-        """Return the symbol, or the number for a prompt of window - 1 tokens, which has a formula of its own."""
+        """Return the symbol, or the number for a prompt of window - 1 tokens, which has its own formula."""
         return sympy.Integer(length) if length + 1 in windows else size
 
     def step(context: int, size: sympy.Expr, batch: sympy.Expr) -> SymbolicRun:
@@ -463,7 +463,7 @@ def row_identities(target: Provable, config: DecoderConfig, workload: Workload) 
 
 
 def _examples(windows: Sequence[int], gap: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield pairs of an earlier and a later length: one for each combination of sides of the windows.
+    """Yield pairs of an earlier and a later length, one for each combination of sides of the windows.
 
     Args:
         gap: how much longer the later is (default: 2 or more).
@@ -478,7 +478,7 @@ def _examples(windows: Sequence[int], gap: int = 0) -> Iterator[tuple[int, int]]
 
 
 def _pairs_below(length: int, window: int) -> sympy.Expr:
-    """Return the pairs of C queries and the keys that each sees, itself included: 1 + 2 + ... up to the window.
+    """Return the number of query-key pairs of C causal queries: 1 + 2 + ... with at most ``window`` keys per query.
 
     Args:
         length: an example of C, on the same side of the window.
@@ -490,7 +490,7 @@ def _pairs_below(length: int, window: int) -> sympy.Expr:
 
 
 def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
-    """Return a piece in which the kept scores of a random batch of rows are compared with pairs counted one by one.
+    """Return a proof piece that compares the kept scores of a random batch of rows with a one-by-one count.
 
     Args:
         piece: a random configuration, which runs the batch.
@@ -513,7 +513,7 @@ def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
 
 
 def _seen(row: BatchRow, window: int) -> int:
-    """Count the pairs of a query of one sequence and a key that it sees."""
+    """Count the query-key pairs of one sequence that its causal mask and window keep, one by one."""
     length = row.past + row.new
     return sum(
         k <= q and (not window or q - k < window) for q in range(row.past, length) for k in range(length)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # them nor merges two of them.
 _BATCH, _LENGTH, _CONTEXT = 3, 37, 41
 _BATCHES = (_BATCH, 7, 11, 13)
-"""Example batches of a prefill behind a past, of which the first that differs from all lengths is taken."""
+"""Example batches of a prefill with a past; the first that differs from all lengths is taken."""
 _MASKS = ("mask", "window_mask")
 
 
@@ -41,12 +41,12 @@ def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embed
 
 
 def _stands_for(workload: Workload) -> dict[str, str]:
-    """Return the convention in which an export differs from a run that loops over experts."""
+    """Return the convention by which an export with grouped GEMMs differs from a run that loops over experts."""
     return {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
 
 
 def rows_job(model: nn.Module, workload: Workload, decoder: Decoder, *, embeds: bool = False) -> ExportJob:
-    """Return the job that exports a batch of unequal rows, packed into one sequence, without symbolic sizes.
+    """Return the export job of a batch of unequal rows, packed into one sequence, without symbolic sizes.
 
     Args:
         embeds: whether it gets embeddings instead of token ids.
@@ -79,7 +79,7 @@ def rows_job(model: nn.Module, workload: Workload, decoder: Decoder, *, embeds: 
 
 
 def packed_inputs(workload: Workload, decoder: Decoder) -> dict[str, Any]:
-    """Return ids, positions and the indices of positions with logits of a batch of rows, on the meta device."""
+    """Return the packed ids and positions of a batch of rows, and the indices that get logits, on the meta device."""
     import torch
 
     length, axes = workload.text_tokens, (decoder.axes,) if decoder.axes > 1 else ()
@@ -93,7 +93,7 @@ def packed_inputs(workload: Workload, decoder: Decoder) -> dict[str, Any]:
 def stage_runs(
     model: nn.Module, workload: Workload, decoder: Decoder, length: int, *, embeds: bool = False
 ) -> list[ExportJob]:
-    """Return isolated jobs of the prefill of ``length`` tokens and of the first, middle and last decode step."""
+    """Return jobs that run the prefill of ``length`` tokens and the first, middle and last decode step in isolation."""
     if workload.rows:
         tokens = "embeds" if embeds else "ids"
         lengths = [(tokens, 0, "B"), (tokens, 1, "S"), ("kept", 0, "L")]
@@ -155,7 +155,7 @@ def chunk_job(
     batch: int | None = None,
     lengths: tuple[int, int] | None = None,
 ) -> ExportJob:
-    """Return the export job of a prefill with a filled cache, with symbolic batch, length and past.
+    """Return the export job of a prefill on a filled cache, with symbolic batch, length and past.
 
     Sizes below 2 are not symbolic, nor is the past of a layer whose window it fills.
 
@@ -207,7 +207,7 @@ def chunk_job(
 
 
 def _chunk_example(workload: Workload, decoder: Decoder) -> tuple[int, int]:
-    """Return example numbers of new and of cached tokens that fill the window, or not, as the workload's do."""
+    """Return example numbers of new and of cached tokens on the same side of the window as the workload's."""
     length, window = 1 if workload.text_tokens == 1 else _LENGTH, decoder.window
     if not window:
         return length, _CONTEXT
@@ -226,7 +226,7 @@ def _chunk_example(workload: Workload, decoder: Decoder) -> tuple[int, int]:
 def step_job(
     model: nn.Module, workload: Workload, decoder: Decoder, batch: int = _BATCH, context: int | None = None
 ) -> ExportJob:
-    """Return the export job of a decode step, with symbolic batch and cache length; a full window is not symbolic."""
+    """Return the export job of a decode step with symbolic batch and cache length; a full window has a fixed length."""
     from costproof.models.decoding.modules import StepModule
 
     context = _example(_CONTEXT, workload, decoder) if context is None else context
@@ -261,7 +261,7 @@ def step_job(
 
 
 def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[SymbolicSize]) -> tuple[str, ...]:
-    """Return the condition, as text, that the prompt reaches the window or stays below it, if a mask depends on it."""
+    """Return margins, as text, of the condition that the prompt reaches the window or not; empty without a mask."""
     masks = {size.argument[0] for size in sizes} & {*_MASKS}
     if not decoder.window or not masks:
         return ()
@@ -279,13 +279,13 @@ def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
 
 
 def prefill_of(model: nn.Module, workload: Workload, decoder: Decoder) -> ExportJob:
-    """Return the export job of the prefill of a workload, without symbolic sizes."""
+    """Return the export job of the workload's prefill at concrete sizes."""
     job = prefill_job(model, workload, decoder, workload.batch, workload.text_tokens)
     return replace(job, sizes=[], conventions=_stands_for(workload))
 
 
 def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> ExportJob:
-    """Return a job that is given the hidden states of another pipeline stage in place of token ids."""
+    """Return a job whose input is the hidden states of the previous pipeline stage instead of token ids."""
     shape = job.args["ids"].shape
     args = {"embeds": on_meta(workload, *shape, width), **{k: v for k, v in job.args.items() if k != "ids"}}
     named: dict[tuple[str | int, ...], tuple[str | int, ...]] = {("ids",): ("embeds",)}
@@ -293,7 +293,7 @@ def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> Export
 
 
 def with_tokens_of(job: ExportJob, workload: Workload, decoder: Decoder) -> ExportJob:
-    """Return the export job of a prompt with the tokens of one of the ranks that share it, and the masks of all.
+    """Return the export job of one rank that shares a prompt: its tokens, and masks over all positions.
 
     With masks, or a window, its length is a number: an export takes no multiple of a symbol.
     """
@@ -305,7 +305,7 @@ def with_tokens_of(job: ExportJob, workload: Workload, decoder: Decoder) -> Expo
 
 
 def with_positions(job: ExportJob) -> ExportJob:
-    """Return a job that is given the positions of its tokens [1, n], which are not those behind its cache."""
+    """Return a job with explicit positions [1, n] for tokens that do not directly follow the cached ones."""
     ids = next(job.args[name] for name in ("ids", "embeds") if name in job.args)
     own = [s for s in job.sizes if s.argument in (("ids",), ("embeds",)) and s.dim == 1]
     return replace(
@@ -318,13 +318,13 @@ def with_positions(job: ExportJob) -> ExportJob:
 def of_rank(
     jobs: Iterable[ExportJob], workload: Workload, numbers: Mapping[str, int] | None = None
 ) -> tuple[ExportJob, ...]:
-    """Return the jobs of one of several ranks, with numbers in place of sizes by which their graphs differ."""
+    """Return the jobs of one of several ranks, with numbers for the sizes on which the form of its graph depends."""
     fixed = {**({"B": 1} if workload.own_batch == 1 else {}), **(numbers or {})}
     return tuple(with_numbers(job, fixed) for job in jobs)
 
 
 def with_numbers(job: ExportJob, numbers: Mapping[str, int]) -> ExportJob:
-    """Return a job with numbers in place of some symbolic sizes, by symbol.
+    """Return a job in which some symbolic sizes are fixed to numbers, given by symbol.
 
     Gathered parts of a single row need no concatenation, which an export with a symbolic batch would have.
     """

@@ -1,4 +1,4 @@
-"""Closed formulas of decoder-only models: shared blocks, configured by the :class:`DecoderStyle` of a family."""
+"""Closed formulas of decoder-only models: shared blocks that the :class:`DecoderStyle` of a family configures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class DecoderStyle:
     """Whether the queries and keys of each head are normalised."""
     norm: NormKind = "rms"
     norm_after: bool = False
-    """Whether the outputs of attention and MLP are normalised as well, before they are added to the residual stream."""
+    """Whether norms also follow attention and MLP, before each residual addition."""
     scaled_embeddings: bool = False
     """Whether token embeddings are multiplied by a constant."""
     sinks: bool = False
@@ -74,9 +74,9 @@ class DecoderStyle:
     logits_capped: bool = False
     """Whether logits pass a soft cap."""
     table: type[RotaryTable] = RotaryTable
-    """The layer that computes the cosines and sines."""
+    """Layer class of the rotary table of cosines and sines."""
     rotated: str = "text_head_dim"
-    """Symbol of the number of rotated elements of a head."""
+    """Symbol of the number of elements of a head that are rotated."""
     positions_per_sequence: bool = False
     """Whether each sequence of a batch has its own position ids, and so its own cosines and sines."""
     rotary_tables: int = 1
@@ -86,14 +86,14 @@ class DecoderStyle:
     router_module: str = "gate"
     """Attribute of the mixture's module that holds the router."""
     shared_experts: Size = 0
-    """Inner width of all shared experts together; 0 if there are none."""
+    """Total inner width of the shared experts; 0 if there are none."""
     clamped_experts: bool = False
     """Whether experts have biases and a clamped gate."""
     latent: Callable[[Workload, StackCall], LatentBlock] | None = None
-    """Returns the latent attention of every layer in a call; ``None`` for attention with keys and values per head."""
+    """Function that returns the latent attention of a call; ``None`` for attention with keys and values per head."""
 
     def names(self) -> dict[str, str]:
-        """Return role -> module path in a ``…ForCausalLM``."""
+        """Return the module paths in a ``…ForCausalLM`` by role."""
         names = sandwich_names("model") if self.norm_after else decoder_names("model")
         if self.routing is not None:
             names |= mixture_names("model", self.router_module)
@@ -103,7 +103,7 @@ class DecoderStyle:
 def decoder_ledger(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, plan: ShardPlan | None = None
 ) -> Ledger:
-    """Return the symbolic ledger of both stages: ``exprs`` are set, ``costs`` are empty.
+    """Return the symbolic ledger of both stages, with formulas (``exprs``) and without numbers (``costs``).
 
     Args:
         plan: how the decoder is split, if the workload runs on several devices.
@@ -133,7 +133,7 @@ def decoder_ledger(
 def decoder_parts(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, plan: ShardPlan | None = None
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
-    """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits.
+    """Return a function from a call to the parts (role, layers) of its modules, from the root to the logits.
 
     Branches: parts of a single sequence lie in order.
     """
@@ -162,7 +162,7 @@ def decoder_parts(
 
 
 def _one_row(workload: Workload, call: StackCall) -> bool:
-    """Return whether a call computes logits of one position of one sequence only.
+    """Return whether a call computes logits of only one position of one sequence.
 
     Branches: the gather of one row needs no concatenation.
     """
@@ -173,7 +173,7 @@ def _one_row(workload: Workload, call: StackCall) -> bool:
 
 
 def positions_kept(workload: Workload, call: StackCall) -> Size:
-    """Return the positions per sequence that get logits.
+    """Return the number of positions per sequence whose logits are computed.
 
     Branches: rows of a batch, which have any number.
     """
@@ -183,12 +183,12 @@ def positions_kept(workload: Workload, call: StackCall) -> Size:
 
 
 def is_packed(workload: Workload, call: StackCall) -> bool:
-    """Return whether a call processes the rows of a batch, packed into one sequence."""
+    """Return whether a call processes the rows of a batch as one packed sequence."""
     return bool(workload.rows) and call.past == 0
 
 
 def picked_positions(workload: Workload, call: StackCall) -> tuple[PickedPositions, ...]:
-    """Return the layer that picks the positions with logits among those of all rows; none if all have them.
+    """Return the layer that selects the positions with logits from all rows; empty if all positions have logits.
 
     Branches: whether all have them.
     """
@@ -200,7 +200,7 @@ def picked_positions(workload: Workload, call: StackCall) -> tuple[PickedPositio
 def row_calls(
     workload: Workload, call: StackCall, config: DecoderConfig
 ) -> Iterator[tuple[Workload, StackCall, StackCall]]:
-    """Yield, for each kind of rows, a row as a workload, its sizes as if it were the batch, and those of one of many.
+    """Yield (example row as a workload, its sizes in symbols as a batch, sizes of a single row) for each kind of rows.
 
     Branches: a row may have no past.
     """
@@ -214,7 +214,7 @@ def row_calls(
 def decoder_stack(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards | None = None
 ) -> Callable[[StackCall], DecoderStack]:
-    """Return a function that builds the :class:`DecoderStack`, the layers of the decoder, for one call.
+    """Return a function from a call to its :class:`DecoderStack`, the layers of the decoder.
 
     Branches: of several pipeline stages, the last one has a copy of a tied table.
     """
@@ -262,7 +262,7 @@ def decoder_stack(
 def _packed(
     workload: Workload, style: DecoderStyle, call: StackCall, window: int, config: DecoderConfig, shards: Shards
 ) -> PackedBlock | PackedLatentBlock:
-    """Return the attention block of one layer for the rows of a batch.
+    """Return the attention block of one layer for a packed batch of rows.
 
     Branches: a single row needs no concatenation.
     """
@@ -293,19 +293,19 @@ class DecoderSizes(Protocol):
 
 
 def windows_of(config: DecoderSizes) -> Sequence[int]:
-    """Return the window of each layer; 0 for a layer without one."""
+    """Return the sliding-window length of each layer; 0 for a layer without one."""
     return config.windows() or (0,) * config.layers
 
 
 def _split_latent(block: LatentBlock, shards: Shards) -> LatentBlock:
-    """Return latent attention with the heads of one rank; its latents are whole on each."""
+    """Return latent attention with only the heads of one rank; every rank computes the latents in full."""
     return replace(block, heads=shards.of_part(block.heads, "attention"))
 
 
 def _mixtures(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards
 ) -> dict[int, ExpertMixture]:
-    """Return layer index -> mixture of experts; all mixtures of a decoder are equal.
+    """Return the mixture of experts of each layer that has one, by layer index; all of them are equal.
 
     Branches: ranks that share experts hold a part of them, and those with batches of their own gather the tokens.
     """
@@ -336,7 +336,7 @@ def logits_and_masks(
     vocabulary: Size | None = None,
     shards: Shards | None = None,
 ) -> Size:
-    """Return the bytes that enter and leave a decoder as activations: logits, and the masks of eager attention.
+    """Return the activation bytes at the decoder's boundary: logits, and the masks of eager attention.
 
     Args:
         config: of the layers, if some have a window; layers with equal windows share one mask.
@@ -361,13 +361,13 @@ def logits_and_masks(
 
 
 def _mask_elements(workload: Workload, call: StackCall, sizes: StackCall, windows: Sequence[int]) -> Size:
-    """Return the elements of the masks of eager attention; ``call`` says what fills a window, ``sizes`` has sizes."""
+    """Return the elements of the masks of eager attention; ``call`` decides whether windows are full."""
     past = (sym("text_window") - 1 if fills(workload, call, w) else sizes.past for w in {*windows})
     return sizes.batch * sizes.tokens * sum(before + sizes.tokens for before in past)
 
 
 def masked_chunk(workload: Workload, call: StackCall) -> bool:
-    """Return whether fused attention of a call needs a mask because several new tokens follow those of a cache.
+    """Return whether fused attention needs a mask because several new tokens follow cached ones.
 
     Its flag for causal attention aligns the first query with the first key; one token sees all keys without a mask.
 
@@ -377,7 +377,7 @@ def masked_chunk(workload: Workload, call: StackCall) -> bool:
 
 
 def fills(workload: Workload, call: StackCall, window: int) -> bool:
-    """Return whether the tokens in the cache before a call fill a window.
+    """Return whether the tokens that are cached before a call fill a window.
 
     Branches: the same as in :func:`_attention`.
     """
@@ -387,7 +387,7 @@ def fills(workload: Workload, call: StackCall, window: int) -> bool:
 
 
 def _filled(workload: Workload, window: int) -> bool:
-    """Return whether past, prompt and first new token together reach the window.
+    """Return whether past, prompt and first new token together reach the window length.
 
     Branches: the same as in :func:`_attention`.
     """
@@ -395,7 +395,7 @@ def _filled(workload: Workload, window: int) -> bool:
 
 
 def hides(workload: Workload, call: StackCall, window: int) -> bool:
-    """Return whether a window hides keys of a call.
+    """Return whether a window hides some keys in a call.
 
     Branches: the same as in :func:`_attention`.
     """
@@ -406,11 +406,11 @@ def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window:
     """Return the attention block of one layer in one call.
 
     Fused attention is causal by a flag. It gets a boolean mask if keys are outside of the window, and if several tokens
-    follow a past.
+    follow cached ones.
 
     Args:
         window: of the layer; 0 for none. A context of ``window - 1`` tokens fills the cache of the layer, and each step
-            after it sees ``window`` keys. No steps cross that length; a prompt behind a past may.
+            after it sees ``window`` keys. No steps cross that length; a prompt after cached tokens may.
 
     Branches: a window that is not filled has no effect. A proof draws workloads on both sides and at the edge.
     """

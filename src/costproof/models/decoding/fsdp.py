@@ -1,4 +1,4 @@
-"""Parameters that ranks store in parts and gather layer by layer, as torch's ``fully_shard`` does.
+"""Parameters that ranks store in shards and gather layer by layer, as torch's ``fully_shard`` does.
 
 Each layer is a group, and all other modules are one; ``fully_shard`` is applied to every layer and then to the root,
 with ``reshard_after_forward``. Every parameter is cut along its first dimension into parts of ceil(rows / n) rows. The
@@ -34,7 +34,7 @@ ROOT, LAYER = GATHERED_BEFORE
 
 
 def tensors_of(layer: Layer) -> Iterator[tuple[Size, Size]]:
-    """Yield (rows, elements of a row) of each parameter that a layer owns, rows being its first dimension.
+    """Yield (rows, elements per row) of each parameter that a layer owns; its first dimension is the rows.
 
     Parameters other than matrices are vectors, of which a module has at most one.
     """
@@ -59,12 +59,12 @@ def tensors_of(layer: Layer) -> Iterator[tuple[Size, Size]]:
 
 
 def stored(layers: Iterable[Layer]) -> Size:
-    """Return the elements that each rank stores of the parameters of some layers, padding included."""
+    """Return the parameter elements that each rank stores of some layers, padding included."""
     return sum((sympy.ceiling(rows / RANKS) * size for x in layers for rows, size in tensors_of(x)), sympy.Integer(0))
 
 
 def own(layers: Iterable[Layer]) -> Size:
-    """Return the elements of the parameters of some layers that are a rank's own, without padding."""
+    """Return the elements that a rank stores of the parameters of some layers, without padding."""
     found: Size = sympy.Integer(0)
     for x in layers:
         for rows, size in tensors_of(x):
@@ -98,7 +98,7 @@ def _group(part: ModulePart) -> tuple[str, int]:
 
 
 def as_stored(nodes: Iterable[CostNode]) -> Iterator[CostNode]:
-    """Yield the nodes, in which a rank has its part of the parameters; a token still passes all of each."""
+    """Yield the nodes with the parameters that one rank stores; active parameters stay those of whole layers."""
     for node in nodes:
         if not isinstance(node, HeldNode) or "params" not in node.exprs:
             yield node
@@ -109,12 +109,12 @@ def as_stored(nodes: Iterable[CostNode]) -> Iterator[CostNode]:
 
 @cache
 def _as_stored(layers: tuple[Layer, ...]) -> tuple[str, str]:
-    """Return the formulas of a rank's elements without padding, and of the bytes that it stores with padding."""
+    """Return the formulas of the parameter elements of a rank without padding, and of its bytes with padding."""
     return text(own(layers)), text(stored(layers) * sym("b"))
 
 
 def padding_by_role(parts: Iterable[ModulePart], sizes: Mapping[str, int], ranks: int, item: int) -> dict[str, int]:
-    """Return, for the modules of each role, the bytes of padding that all ranks together store of one of them."""
+    """Return the bytes of padding that all ranks together store for one module of each role."""
     found: dict[str, int] = {}
     for part in parts:
         if part.role not in found:
@@ -125,7 +125,7 @@ def padding_by_role(parts: Iterable[ModulePart], sizes: Mapping[str, int], ranks
 
 
 def keep_parts(model: Any, ranks: int, rank: int) -> None:
-    """Make a decoder one rank that stores parts of the parameters, by our reading of ``fully_shard``.
+    """Turn a decoder into one rank that stores parts of the parameters, by our reading of ``fully_shard``.
 
     Its layers, and the model around them, gather the parameters that they run with.
     """
@@ -160,14 +160,14 @@ def keep_parts(model: Any, ranks: int, rank: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """A parameter of which ranks store parts: its shape, the modules that own it, and its name in each."""
+    """A parameter that is sharded over ranks: its full shape, the modules that own it, and its name in each."""
 
     shape: tuple[int, ...]
     places: tuple[tuple[Any, str], ...]
 
 
 def _gather_before(root: Any, gathered: Sequence[_Gathered], ranks: int) -> None:
-    """Let a module gather parameters before it runs, and free them afterwards."""
+    """Patch a module to gather parameters before its forward, and to free them afterwards."""
     import torch
 
     ops, base = torch.ops._c10d_functional, type(root)

@@ -46,27 +46,27 @@ _LATENT: Final = ("kv_rank", "nope", "rope", "value")
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig(MixtureConfig):
-    """Configuration with latent attention, routed experts in groups, shared experts, and dense first layers."""
+    """Configuration with latent attention, group-limited routed experts, shared experts, and dense first layers."""
 
     expert_width: int = 0
     shared: int = 1
-    """Number of shared experts of a layer, which run as one MLP."""
+    """Number of shared experts per layer, which run as one MLP."""
     dense_layers: int = 0
-    """Number of first layers that have an MLP instead of experts."""
+    """Number of first layers with an MLP instead of experts."""
     groups: int = 1
-    """Number of groups of routed experts."""
+    """Number of groups into which the routed experts are divided."""
     best_groups: int = 1
     """Number of groups from which the experts of a token are chosen."""
     q_rank: int = 0
     """Width of the latent of a query; 0 if queries are projected directly."""
     kv_rank: int = 0
-    """Width of the latent that keys and values of all heads are expanded from."""
+    """Width of the latent from which the keys and values of all heads are expanded."""
     nope: int = 0
-    """Elements of a key that are not rotated."""
+    """Elements per key and head that are not rotated."""
     rope: int = 0
-    """Elements of a key that are rotated; they are shared by all heads."""
+    """Elements of the rotated part of a key, which all heads share."""
     value: int = 0
-    """Elements of a value."""
+    """Elements per value and head."""
     attention_bias: bool = False
 
     keys: ClassVar[Mapping[str, str]] = {
@@ -151,7 +151,7 @@ class LatentConfig(MixtureConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of latent widths, experts and the number of dense layers."""
+        """Draw random latent widths, numbers of experts and number of dense layers, for a proof."""
         return draw_latents(sizes, rng)
 
     def contradictions(self) -> list[CostproofError]:
@@ -174,7 +174,7 @@ def latents_of(top: Section, defaults: LatentConfig) -> dict[str, Any]:
     Args:
         defaults: as for :func:`~costproof.models.decoding.config.number_of`.
     """
-    top.fixed("moe_layer_freq", 1, why="the class has experts in every layer behind the dense ones")
+    top.fixed("moe_layer_freq", 1, why="the class has experts in every layer after the dense ones")
     rank = top.take("q_lora_rank", defaults.q_rank)
     return {
         **experts_of(top, defaults, "num_local_experts", "num_experts"),
@@ -185,7 +185,7 @@ def latents_of(top: Section, defaults: LatentConfig) -> dict[str, Any]:
 
 
 def draw_latents(sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-    """Draw random values, for a proof, of latent widths, experts and the number of dense layers."""
+    """Draw random latent widths, numbers of experts and number of dense layers, for a proof."""
     experts = sizes["text_router_groups"] * sizes["text_group"]
     common = MixtureConfig.draw_fields({**sizes, "text_experts": experts}, rng)
     return {
@@ -232,7 +232,7 @@ def latent_style(
         as_complex: whether pairs of elements are rotated by a complex product.
 
     Branches: the lower bound depends on which of the two ways of decoding is less work at these widths; a call of one
-    token behind a past is a step.
+    token with a past is a step.
     """
 
     def attention(workload: Workload, call: StackCall) -> LatentBlock:
@@ -269,7 +269,7 @@ class LatentTarget(CausalTarget[L]):
         return Decoder(latent=(self.config.kv_rank, self.config.rope))
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """Return the workload of a preset with changed settings; ``decoding="expanded"`` is the default."""
+        """Return the workload of a preset with changed settings; decoding is ``expanded`` by default."""
         if given.get(DECODING.name) == "expanded":
             del given[DECODING.name]
         made = CausalTarget.workload(self, preset, **given)
@@ -291,11 +291,11 @@ class LatentTarget(CausalTarget[L]):
         return found
 
     def conventions(self, workload: Workload) -> Conventions:
-        """Return the conventions of all numbers of this workload."""
+        """Return the counting conventions of this workload's numbers."""
         return replace(CausalTarget.conventions(self, workload), mla=DECODING.choices[absorbs(workload)])
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device; its decode steps absorb the expansion if the workload requests it."""
+        """Return the model on the meta device, with absorbed decode steps if the workload requests them."""
         model = CausalTarget.built(self, workload, experts)
         if absorbs(workload):
             from costproof.models.decoding.absorbed import absorb

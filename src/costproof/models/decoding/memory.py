@@ -1,4 +1,4 @@
-"""Record the calls of a decoder on memory tapes: of a prompt, of a step, and of a packed batch of rows."""
+"""Record the operators of a decoder's prefill, decode step or packed batch of rows on a memory tape."""
 
 from __future__ import annotations
 
@@ -36,38 +36,38 @@ from costproof.models.decoding.sharding import Shards
 from costproof.patches.flash_attention import FLASH, WHOLE_HEADS
 
 _WIDEST_SHARED: Final = 256
-"""Widest head for which transformers leaves it to sdpa to share keys and values."""
+"""Widest head for which transformers passes shared keys and values to sdpa without repeating them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TapeRow:
-    """Equal sequences of a batch, whose attention is a call of its own."""
+    """Equal sequences of a batch, whose attention is a separate call."""
 
     call: StackCall
     branches: CopyBranches
     kind: int
-    """Index of the kind of the row: its block in a :class:`PackedBlock`."""
+    """Index of the row's kind, which selects its block in a :class:`PackedBlock`."""
     masks: Mapping[bool, tuple[Size, Size]]
-    """Whether a layer has a window -> keys of the mask that the row is given, and bytes of an element."""
+    """Mask of the row, (number of keys, bytes per element), for layers with (true) and without a window (false)."""
 
 
 @dataclass(slots=True)
 class RowsTape(DecoderTape):
-    """Memory tape of the rows of a batch: linear layers, norms and experts run on the tokens of all rows together."""
+    """Memory tape of a batch of rows: linear layers, norms and experts run on the tokens of all rows together."""
 
     rows: tuple[TapeRow, ...] = ()
     embedded: bool = False
-    """Whether the call takes embeddings in place of token ids."""
+    """Whether the call takes embeddings instead of token ids."""
     axes: int = 1
-    """Positions that it is given for each token."""
+    """Number of position ids per token."""
     given_positions: Piece = 0
     masks_of: dict[tuple[int, bool], Piece] = field(default_factory=dict)
-    """(row, whether a layer has a window) -> the mask that the row is given."""
+    """Tape entry of a row's mask, by (index of the row, whether the layer has a window)."""
 
     def record_rows(
         self, stack: DecoderStack, windows: Sequence[int], logits: int, *, capped: bool, picked: bool
     ) -> MemoryTape:
-        """Record the call from token ids to logits.
+        """Record the packed call from token ids to logits.
 
         Args:
             stack: the decoder.
@@ -121,10 +121,10 @@ class RowsTape(DecoderTape):
         return tape
 
     def _numbers(self, windows: Sequence[int]) -> dict[tuple[int, int], Piece]:
-        """Record the length that a cache with a window, or with the prompt apart, holds until it is first extended.
+        """Record the length counters of caches that have a window, or keep the past apart, until they are extended.
 
         Returns:
-            (row, layer) -> that of a row without a past; those of other rows are read at once.
+            (row, layer) -> the counter of a row without a past; the counters of other rows are read at once.
         """
         found: dict[tuple[int, int], Piece] = {}
         for i, row in enumerate(self.rows):
@@ -148,7 +148,7 @@ class RowsTape(DecoderTape):
         windowed: bool,
         x: Piece,
     ) -> Piece:
-        """Record attention with its projections: all caches are extended, then each row is attended by itself."""
+        """Record attention with its projections: all caches are extended, then each row attends in its own call."""
         block, rows = blocks[0], self.call.rows
         if isinstance(block, LatentBlock):
             return self._attend_latents(cast("Sequence[LatentBlock]", blocks), table, old, x)
@@ -228,16 +228,16 @@ class RowsTape(DecoderTape):
         return self._make(self.call.rows * block.width, core)
 
     def _joins_row(self, row: TapeRow) -> bool:
-        """Return whether a row joins its past, which the cache keeps apart, and its new keys and values."""
+        """Return whether a row concatenates its separately cached past with its new keys and values."""
         return self.apart and row.call.past != 0
 
     def _added(self, row: TapeRow, block: AttentionBlock | LatentBlock) -> tuple[Size, Size]:
-        """Return the bytes of the keys and of the values that a row adds in a layer."""
+        """Return the bytes of the new keys, and of the new values, of a row in a layer."""
         (keys, values), old = self._of_row(row, block), self._of_row(row, block, new=0)
         return keys - old[0], values - old[1]
 
     def _of_row(self, row: TapeRow, block: AttentionBlock | LatentBlock, new: Size | None = None) -> tuple[Size, Size]:
-        """Return the bytes of the keys and of the values that a layer caches for the sequences of one row.
+        """Return the bytes of the keys, and of the values, that a layer caches for the sequences of one row.
 
         They are counted after the call, or before it if ``new`` is 0.
 
@@ -255,7 +255,7 @@ class RowsTape(DecoderTape):
 
 
 def _blocks_of(attention: object) -> Sequence[AttentionBlock] | Sequence[LatentBlock]:
-    """Return the block of each kind of rows."""
+    """Return the attention block of each kind of rows."""
     assert isinstance(attention, PackedBlock | PackedLatentBlock)
     return attention.blocks
 
@@ -270,7 +270,7 @@ def decoder_tapes(
     apart: bool = False,
     shards: Shards | None = None,
 ) -> dict[tuple[str, str, str], MemoryTape]:
-    """Return (stage, invocation, part) -> the memory tape of the prompt, and of a step at context P.
+    """Return the memory tapes of the prompt and of a step at context P, by (stage, invocation, part).
 
     Args:
         embedded: whether the prompt is given as embeddings, as with images in it.
@@ -337,7 +337,7 @@ def row_tapes(
     apart: bool = False,
     axes: int = 1,
 ) -> dict[tuple[str, str, str], MemoryTape]:
-    """Return (stage, invocation, part) -> the memory tape of the packed call of a batch of rows.
+    """Return the memory tape of the packed call of a batch of rows, by (stage, invocation, part).
 
     Sizes of the rows are numbers, those of the configuration symbols. Arguments are those of :func:`decoder_tapes`, and
     the number of positions of a token.
@@ -370,7 +370,7 @@ def row_tapes(
 
 
 class RowSizes(DecoderSizes, WithRows, Protocol):
-    """Sizes of a decoder that also decide the kinds of the rows of a batch."""
+    """Sizes of a decoder that also decide into which kinds the rows of a batch fall."""
 
 
 def _check_experts(workload: Workload) -> None:
@@ -394,7 +394,7 @@ def _recorded_tape(
     apart: bool,
     rank: RankSteps,
 ) -> MemoryTape:
-    """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
+    """Return the memory tape of a call, memoized, since calls that differ only in sizes share one tape."""
     return DecoderTape(call, branches, apart=apart, rank=rank).record(
         stack, windows, positions, dict(masks), capped=capped, embedded=embedded
     )
@@ -403,7 +403,7 @@ def _recorded_tape(
 def _given_masks(
     config: DecoderSizes, workload: Workload, call: StackCall, layers: range | None = None
 ) -> dict[bool, tuple[Size, Size]]:
-    """Return, for layers with (true) and without a window, (keys, bytes per element) of the mask that they get.
+    """Return the mask, (keys, bytes per element), that layers with (true) and without a window (false) are given.
 
     Branches: fused attention gets a mask only if keys are outside of the window, or if several tokens follow others.
     """

@@ -1,4 +1,4 @@
-"""Thin modules around a decoder that run its prefill, one decode step, or a batch of unequal rows.
+"""Thin modules around a decoder that run its prefill, a decode step, or a batch of unequal rows.
 
 They add no operators, except that the attention of rows is split and joined as a server does it: linear layers, norms
 and experts run once on the tokens of all rows, packed into one sequence, and attention runs row by row, each with its
@@ -22,7 +22,7 @@ CacheTensors = list[tuple[torch.Tensor, ...]]
 
 
 class PrefillModule(nn.Module):
-    """Runs the whole model on token ids, or on embeddings that include image features; a cache may be given."""
+    """Runs the whole model on token ids, or on embeddings that include image features, with an optional cache."""
 
     def __init__(self, part: nn.Module, decoder: Decoder, logits_to_keep: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class StepModule(nn.Module):
 
 
 def _placed(positions: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return the argument with the positions of tokens; none if they are those behind the cache."""
+    """Return the argument ``position_ids``; empty if tokens directly follow the cached ones."""
     return {} if positions is None else {"position_ids": positions}
 
 
@@ -89,10 +89,10 @@ _LENGTH: Final = "_sliding_window_tensor"
 
 
 class MasksOfRows:
-    """Masks of those rows of a batch that need one, by :func:`row_name`; passed where a model expects one mask."""
+    """Masks of the rows that need one, by :func:`row_name`; passed to a model in place of a single mask."""
 
     ndim = 4
-    """Dimensions of each; GPT-2 asks."""
+    """Dimensions of each mask, which GPT-2 reads."""
 
     def __init__(self, masks: Mapping[str, torch.Tensor]) -> None:
         self.__dict__.update(masks)
@@ -109,13 +109,13 @@ def row_name(number: int) -> str:
 
 
 class RowsCache:
-    """Keys and values of the rows of a batch, in a cache of transformers for each.
+    """Keys and values of a batch of rows: one transformers cache per row.
 
     It splits the packed sequence [1, heads, S, width] into sequences [B_i, heads, S_i, width] of the rows.
     """
 
     current: ClassVar[RowsCache | None] = None
-    """The cache that the running attention has updated last."""
+    """The cache that the running attention module has updated last."""
 
     def __init__(self, rows: Sequence[BatchRow], caches: list[Any], attention: str, decoder: Decoder) -> None:
         self.rows, self.caches, self.attention = tuple(rows), caches, attention
@@ -123,11 +123,11 @@ class RowsCache:
 
     @property
     def layers(self) -> list[list[Any]]:
-        """Return, for each layer, its caches of all rows."""
+        """Return the caches of all rows, layer by layer."""
         return [list(same) for same in zip(*(cache.layers for cache in self.caches), strict=True)]
 
     def split(self, packed: torch.Tensor) -> list[torch.Tensor]:
-        """Return the new tokens of each row [B_i, heads, S_i, width], views of a packed tensor [1, heads, S, width]."""
+        """Split a packed tensor [1, heads, S, width] into views [B_i, heads, S_i, width] of each row's new tokens."""
         found, start = [], 0
         for row in self.rows:
             own = packed.narrow(2, start, row.count * row.new)
@@ -136,7 +136,7 @@ class RowsCache:
         return found
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> Any:
-        """Append new keys and values; return those of each row, or latents packed for one projection."""
+        """Append new keys and values; return those of each row, or all latents packed for one projection."""
         RowsCache.current = self
         each = zip(self.caches, self.split(keys), self.split(values), strict=True)
         found = [cache.update(k, v, layer) for cache, k, v in each]
@@ -147,17 +147,17 @@ class RowsCache:
         return joined([k for k, _ in found]), joined([v for _, v in found])
 
     def get_seq_length(self, *args: Any) -> int:
-        """Return 0: positions are given."""
+        """Return 0, since position ids are always passed explicitly."""
         return 0
 
     def tensors(self) -> CacheTensors:
-        """Return, for each layer, the tensors of all rows."""
+        """Return the cache tensors of all rows, layer by layer."""
         each = [self.decoder.cache_tensors(cache) for cache in self.caches]
         return [tuple(t for tensors in same for t in tensors) for same in zip(*each, strict=True)]
 
 
 def with_row_masks(builder: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a mask builder of transformers that returns the caller's masks of a batch of rows."""
+    """Wrap a mask builder of transformers so that it passes on the masks of a batch of rows."""
 
     def build(*args: Any, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
         if isinstance(past_key_values, RowsCache):
@@ -168,13 +168,13 @@ def with_row_masks(builder: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rows_of(packed: torch.Tensor, count: int) -> tuple[int, ...]:
-    """Return [heads, count, length / count, width] of a tensor [1, heads, length, width]."""
+    """Return the shape [heads, count, length / count, width] of ``count`` equal rows in [1, heads, length, width]."""
     _, heads, length, width = packed.shape
     return heads, count, length // count, width
 
 
 def contexts_of(rows: Sequence[BatchRow], packed: torch.Tensor) -> list[torch.Tensor]:
-    """Return the context of each row [B_i, heads, C_i + S_i, width], views of a packed tensor."""
+    """Split a packed tensor into views [B_i, heads, C_i + S_i, width] of each row's context."""
     found, start = [], 0
     for row in rows:
         length = row.past + row.new
@@ -185,7 +185,7 @@ def contexts_of(rows: Sequence[BatchRow], packed: torch.Tensor) -> list[torch.Te
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors [B_i, 1, n_i, width] as one [1, 1, S, width]."""
+    """Concatenate tensors [B_i, 1, n_i, width] to one packed tensor [1, 1, S, width]."""
     flat = [part.reshape(1, 1, -1, part.shape[-1]) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat, dim=2)
 
@@ -193,7 +193,7 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def attend_rows(
     module: nn.Module, query: torch.Tensor, key: Any, value: Any, attention_mask: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
-    """Run the attention of each row by its own call, and join the results [1, S, heads, width]."""
+    """Run attention in one call per row, and concatenate the results to [1, S, heads, width]."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     cache = RowsCache.current
@@ -212,7 +212,7 @@ def attend_rows(
 
 
 def pack(model: nn.Module, decoder: Decoder) -> None:
-    """Make the attention of a decoder run row by row (:func:`attend_rows`), by the implementation that it had."""
+    """Make a decoder's attention run row by row (:func:`attend_rows`), each with its previous implementation."""
     setattr(model, ROW_ATTENTION, text_config(model)._attn_implementation)
     for path in decoder.attention_paths(model):
         part: Any = model.get_submodule(path)
@@ -221,7 +221,7 @@ def pack(model: nn.Module, decoder: Decoder) -> None:
 
 @contextmanager
 def unpacked(model: nn.Module, attention: str) -> Iterator[None]:
-    """Let a packed decoder run equal sequences while the block runs."""
+    """Switch a packed decoder to one attention call for equal sequences while the block runs."""
     config = text_config(model)
     config._attn_implementation = attention
     try:
@@ -249,7 +249,7 @@ def rows_cache(model: nn.Module, workload: Workload, decoder: Decoder, pasts: Se
 
 
 def row_masks(masks: Sequence[Masks]) -> tuple[MasksOfRows | None, MasksOfRows | None]:
-    """Return masks of rows as one mask for layers with full attention, and one for layers with a window."""
+    """Return the masks of all rows as :class:`MasksOfRows`: one for full attention, one for windows."""
     full, seen = ({row_name(i): m for i, pair in enumerate(masks) if (m := pair[k]) is not None} for k in (0, 1))
     return MasksOfRows(full) if full else None, MasksOfRows(seen) if seen else None
 

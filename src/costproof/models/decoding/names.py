@@ -1,4 +1,4 @@
-"""Stages, module paths, invocations and batches of rows of decoder-only models."""
+"""Name the stages, module paths, invocations and batches of rows of decoder-only models."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def prefill_name(workload: Workload) -> str:
 
 
 def mlp_names(role: str, path: str) -> dict[str, str]:
-    """Return role -> module path of a gated MLP."""
+    """Return the module paths of a gated MLP by role."""
     parts = {"activation": "act_fn", **{x: f"{x}_proj" for x in ("gate", "up", "down")}}
     return {role: path, **{f"{role}.{part}": f"{path}.{module}" for part, module in parts.items()}}
 
 
 def decoder_names(path: str) -> dict[str, str]:
-    """Return role -> module path of a decoder with dense layers, as most models of transformers name them.
+    """Return the module paths of a decoder with dense layers by role, as most models of transformers name them.
 
     Args:
         path: of the module that holds the layers. ``{i}`` in a result is the index of a layer.
@@ -63,7 +63,7 @@ def decoder_names(path: str) -> dict[str, str]:
 
 
 def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
-    """Return role -> module path of a mixture of experts, as most models of transformers name them.
+    """Return the module paths of a mixture of experts by role, as most models of transformers name them.
 
     Args:
         path: of the module that holds the layers.
@@ -79,7 +79,7 @@ def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
 
 
 def latent_names(path: str) -> dict[str, str]:
-    """Return role -> module path of latent attention in DeepSeek's models; ``path`` as for :func:`decoder_names`."""
+    """Return the module paths of DeepSeek's latent attention by role; ``path`` as for :func:`decoder_names`."""
     role, attention = "text.layer.attention", f"{path}.layers.{{i}}.self_attn"
     return {
         f"{role}.q_down": f"{attention}.q_a_proj",
@@ -92,7 +92,7 @@ def latent_names(path: str) -> dict[str, str]:
 
 
 def sandwich_names(path: str) -> dict[str, str]:
-    """Return role -> module path as :func:`decoder_names`, for layers with norms both before and after each block."""
+    """Return module paths by role as :func:`decoder_names`, for layers with norms before and after each block."""
     role, layer = "text.layer", f"{path}.layers.{{i}}"
     return decoder_names(path) | {
         f"{role}.norm1_after": f"{layer}.post_attention_layernorm",
@@ -102,7 +102,7 @@ def sandwich_names(path: str) -> dict[str, str]:
 
 
 def invocations(workload: Workload, config: WithRows | None = None) -> tuple[Invocation, ...]:
-    """Return the prompt and the decode steps of a run on text, with the values of their symbols.
+    """Return the invocations of the prompt and of the decode steps, with the values of their symbols.
 
     B is the number of sequences, b the bytes per element, S the prompt length, L the number of positions that
     ``lm_head`` maps to logits, P the tokens in the cache before the first step, N the number of steps. C, the tokens in
@@ -127,17 +127,17 @@ def invocations(workload: Workload, config: WithRows | None = None) -> tuple[Inv
 
 
 class WithRows(Protocol):
-    """Protocol of a configuration as far as it decides the kinds of the rows of a batch."""
+    """Protocol of configurations that decide which rows of a batch are of one kind."""
 
     def windows(self) -> Sequence[int]:
-        """Return the window of each layer; 0 for a layer without one."""
+        """Return the sliding-window length of each layer; 0 for a layer without one."""
 
     def saves_by_absorbing(self, row: BatchRow) -> bool:
-        """Return whether attention to latents is less work than expanding those of a row's past."""
+        """Return whether attention to the latents of a row's past is less work than expanding them."""
 
 
 def row_kinds(workload: Workload, config: WithRows) -> tuple[tuple[BatchRow, ...], ...]:
-    """Return the rows of a batch by kind: rows of one kind take the same branches of all formulas.
+    """Group the rows of a batch by kind: rows of one kind take the same branches of all formulas.
 
     Branches: a past, one new token, the sides of a window, and whether absorbing latents saves work.
     """
@@ -152,7 +152,7 @@ def row_kinds(workload: Workload, config: WithRows) -> tuple[tuple[BatchRow, ...
 
 
 def _packed(workload: Workload, config: WithRows) -> Invocation:
-    """Return the invocation that processes the rows of a batch as one sequence."""
+    """Return the invocation that processes the rows of a batch as one packed sequence."""
     length = workload.text_tokens
     symbols = {"B": 1, "b": FLOAT_BYTES[workload.dtype], "S": length}
     symbols["L"] = sum(row.count * row.logits for row in workload.rows)
@@ -163,7 +163,7 @@ def _packed(workload: Workload, config: WithRows) -> Invocation:
 
 
 def batch_of(workload: Workload, rows: Sequence[BatchRow]) -> Workload:
-    """Return the workload of a batch of rows, with the other settings of a workload."""
+    """Return a workload with a batch of rows in place of its sequences; other settings are unchanged."""
     inputs = {name: value for name, value in workload.inputs.items() if name != PAST}
     inputs[ROWS] = ",".join(row.text for row in rows)
     total = sum(row.count * row.new for row in rows)
@@ -174,7 +174,7 @@ def batch_of(workload: Workload, rows: Sequence[BatchRow]) -> Workload:
 def rows_in_symbols(
     config: WithRows, workload: Workload, rows: Sequence[tuple[BatchRow, tuple[Any, Any, Any]]]
 ) -> SymbolicRun:
-    """Return the run of a batch of rows, each given as an example, and (sequences, new tokens, past) in symbols."""
+    """Return the run of a batch of rows, each given by an example and (sequences, new tokens, past) in symbols."""
     batch, in_symbols = batch_of(workload, [row for row, _ in rows]), dict(rows)
     sizes = {
         "B": sympy.Integer(1),

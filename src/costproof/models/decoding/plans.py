@@ -1,4 +1,4 @@
-"""Plans as data: module pattern -> layout of its parameters on the ranks that share the weights of a layer.
+"""Describe tensor-parallel plans as data: the layout of each module's parameters over ranks, by module pattern.
 
 A plan of an engine says where weights lie and what ranks exchange. The operators stay those of transformers: an engine
 that merges the projections of queries, keys and values, or of gate and up, multiplies and exchanges the same.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from costproof.models.decoding.sharding import Part, ShardPlan
 
 Layout = Literal["column", "row", "by_head", "vocabulary", "by_expert", "replicated"]
-"""How the weights of a module lie on ranks.
+"""How the weights of a module are divided among ranks.
 
 ``column``: each rank has some outputs, ``row``: some inputs. ``by_head``: ``column`` in whole heads, of which several
 ranks hold copies if there are fewer key/value heads than ranks. ``vocabulary``: each rank has some entries of a table.
@@ -33,7 +33,7 @@ ranks hold copies if there are fewer key/value heads than ranks. ``vocabulary``:
 """
 LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 OWN: Final = "transformers"
-"""Name of the default plan, that of the class of transformers."""
+"""Name of the default plan, which is that of the class in transformers."""
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_.*]{1,200}")
 _MOST_PATTERNS: Final = 200
 _MOST_STARS: Final = 4
@@ -42,24 +42,24 @@ _WHERE: Final = f"--{PLAN}"
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """Layouts of modules by pattern, in which ``*`` stands for any characters, and what else an engine does."""
+    """Layouts of modules by glob pattern, and other choices of an engine, such as padding of the vocabulary."""
 
     name: str
     source: str
     layouts: tuple[tuple[str, Layout], ...]
     multiple: int = 1
-    """The vocabulary is padded to a multiple of this number."""
+    """Number to a multiple of which the vocabulary is padded."""
     of_each: bool = False
-    """Whether the vocabulary is padded to such a multiple for every rank."""
+    """Whether each rank's part of the vocabulary, not only the whole, is padded to such a multiple."""
     joint: bool = False
-    """Whether routed and shared experts are added on each rank, before one sum over ranks."""
+    """Whether each rank adds routed and shared experts before a single sum over ranks."""
     sequence: bool = False
-    """Whether ranks share the tokens between the split modules (sequence parallelism)."""
+    """Whether ranks divide the tokens between split modules (sequence parallelism)."""
     given: bool = False
-    """Whether a user wrote it: then each of its patterns must match a module."""
+    """Whether the plan is the user's; each of its patterns must then match a module."""
 
     def padding(self, ranks: int) -> int:
-        """Return the number to a multiple of which the vocabulary is padded."""
+        """Return the number whose next multiple is the padded vocabulary."""
         return self.multiple * (ranks if self.of_each else 1)
 
     def matching(self, path: str) -> tuple[tuple[str, Layout], ...]:
@@ -67,7 +67,7 @@ class LayoutPlan:
         return tuple((pattern, layout) for pattern, layout in self.layouts if _regex(pattern).fullmatch(path))
 
     def layout(self, path: str) -> Layout:
-        """Return the layout of a module or of a parameter; ``replicated`` without a pattern."""
+        """Return the layout of a module or of a parameter; ``replicated`` if no pattern matches."""
         return next((layout for _, layout in self.matching(path)), "replicated")
 
 
@@ -107,11 +107,11 @@ ENGINES: Final[Mapping[str, LayoutPlan]] = {
         _MEGATRON, multiple=128, of_each=True, sequence=True,
     ),
 }  # fmt: skip
-"""Plans of engines by name."""
+"""Plans of serving and training engines, by name."""
 
 
 def stored_plan(text: str) -> str:
-    """Return a plan as a workload stores it: the name of an engine's, or the layouts of a file of the user.
+    """Return a plan as a workload stores it: the name of an engine's plan, or the layouts of a user's file.
 
     Args:
         text: a name, the path of a YAML file that maps patterns to layouts, or the stored form.
@@ -136,7 +136,7 @@ def stored_plan(text: str) -> str:
 
 
 def given_plan(given: dict[str, Any], found: list[CostproofError]) -> None:
-    """Replace the plan among the settings of a run by its stored form; append errors to ``found``.
+    """Replace the plan in the settings of a run by its stored form; append errors to ``found``.
 
     One device shares nothing, and the plan of the class is the default: then there is no plan among the settings.
     """
@@ -159,7 +159,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _stored(pairs: Mapping[str, Any], where: str) -> str:
-    """Return checked layouts as one line of text."""
+    """Check the layouts of a plan and return them as one line of text."""
     problems: list[CostproofError] = []
     if len(pairs) > _MOST_PATTERNS:
         most = f"at most {_MOST_PATTERNS}"
@@ -180,7 +180,7 @@ def _stored(pairs: Mapping[str, Any], where: str) -> str:
 
 @lru_cache(maxsize=64)
 def named_plan(stored: str) -> LayoutPlan:
-    """Return the plan that :func:`stored_plan` returned in its stored form."""
+    """Return the plan with the stored form that :func:`stored_plan` returns."""
     if stored in ENGINES:
         return ENGINES[stored]
     pairs: Any = tuple(_pairs(stored).items())
@@ -188,13 +188,13 @@ def named_plan(stored: str) -> LayoutPlan:
 
 
 Styles = Mapping[str, str]
-"""Path of a module or a parameter -> name of a style of transformers, or of ours where it has none."""
+"""Tensor-parallel styles, of transformers or our own, by path of a module or a parameter."""
 ROWS_ALONE: Final = "rowwise_alone"
-"""Style of ours: as ``rowwise``, but another module adds the products of all ranks."""
+"""Our own style: ``rowwise`` without the all-reduce, which another module runs."""
 
 
 def styles_of(model: nn.Module, engine: LayoutPlan, mesh: Mesh) -> tuple[Styles, Styles]:
-    """Return a plan of layouts in the styles of transformers, and of ours where it has none: module by module."""
+    """Translate a plan of layouts, module by module, to styles of transformers, or to our own where it has none."""
     from torch import nn
 
     tensor: dict[str, str] = {}
@@ -229,7 +229,7 @@ def styles_of(model: nn.Module, engine: LayoutPlan, mesh: Mesh) -> tuple[Styles,
 
 
 def _packed_style(module: Any, name: str, kind: str) -> str:
-    """Return the style of the stacked weights of experts, or of their biases.
+    """Return the style of the stacked weights, or of the stacked biases, of experts.
 
     Weights that are stored as [inputs, outputs] have gate and up columns in turn.
     """
@@ -240,7 +240,7 @@ def _packed_style(module: Any, name: str, kind: str) -> str:
 
 
 def _shared_tokens(model: nn.Module) -> Styles:
-    """Return the styles of norms before split modules, and of rotary tables, in a model whose ranks share tokens."""
+    """Return the styles of norms before split modules, and of rotary tables, under sequence parallelism."""
     found: dict[str, str] = {}
     for path, module in model.named_modules():
         if hasattr(module, "self_attn") and hasattr(module, "mlp"):
@@ -266,7 +266,7 @@ _PLACES: Final[Mapping[str, tuple[str, tuple[Layout, ...]]]] = {
     "text.layer.experts.down": ("experts", ("row",)),
     "text.layer.experts": ("by_expert", ("by_expert",)),
 }
-"""Role -> part of a decoder, and the layouts of its module in a plan that splits the part."""
+"""Part of a decoder that a module belongs to, and the module's layouts in a plan that splits the part, by role."""
 
 
 def split_parts(
@@ -284,7 +284,7 @@ def split_parts(
     """
     problems: list[CostproofError] = []
     chosen: dict[str, dict[str, tuple[str, Layout]]] = {}
-    """Part -> path -> (pattern, layout)."""
+    """Pattern and layout of each module, by part of the decoder and by path."""
     used: set[str] = set()
     for role, path in paths.items():
         each = [path.format(i=i) for i in layers.get(role, ())] or [path]
@@ -347,13 +347,13 @@ def _shown(paths: Mapping[str, str]) -> Iterable[str]:
 
 
 MORE_AXES: Final = ("pp", "cp", "fsdp")
-"""Axes of a mesh by which decoders without towers are counted too."""
+"""Mesh axes that are supported only for decoders without towers."""
 
 
 def mesh_problems(
     config: DecoderConfig, workload: Workload, plan: ShardPlan, more: Collection[str] = ()
 ) -> list[BadInput]:
-    """Return an error for each reason why a decoder cannot be split over the mesh of a workload.
+    """Return an error for each reason why a decoder cannot be split over the workload's mesh.
 
     Args:
         more: axes that are counted besides ``tp``, ``ep`` and ``dp``.
@@ -410,7 +410,7 @@ def mesh_problems(
 
 
 def by_heads(config: DecoderConfig, workload: Workload) -> bool:
-    """Return whether ranks that share a sequence attend some heads each to all positions, and cache those heads.
+    """Return whether each rank that shares a sequence attends to all positions with some heads, and caches these.
 
     Latents have no heads: ranks exchange the expanded ones for a prompt, and cache their own positions.
     """
@@ -419,7 +419,7 @@ def by_heads(config: DecoderConfig, workload: Workload) -> bool:
 
 
 def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
-    """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
+    """Return an error for each reason why sharing the sequences of a workload is impossible or not counted."""
     mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
     parts = workload.sequence_parts
     found, heads_apart = [], by_heads(config, workload)
@@ -445,7 +445,7 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
 
 
 def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
-    """Yield an error for each reason why ranks cannot store parts of each parameter, or are not counted so."""
+    """Yield an error for each reason why storing parts of each parameter is impossible or not counted."""
     mesh = workload.mesh
     if mesh.batches > 1:
         what = "experts of several batches have groups of their own, along which no parts are stored"
@@ -484,7 +484,7 @@ def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInp
     each = workload.batch // mesh.dp * workload.text_tokens * getattr(config, "top_k", 0)
     if len(pairs) != mesh.world or any(len(row) != mesh.ep or sum(row) != each for row in pairs):
         expected = f"{mesh.world} rows of {mesh.ep} numbers, each with the sum {each}: tokens of a rank x top-k"
-        yield BadInput("these are not the pairs of the ranks", where=f"--{PAIRS}", expected=expected,
+        yield BadInput("these are not the numbers of pairs of the ranks", where=f"--{PAIRS}", expected=expected,
                        got=str(inputs[PAIRS])[:80])  # fmt: skip
     elif not all(sum(column) for column in _columns(pairs, mesh)):
         yield BadInput("a rank without a single pair runs no experts", where=f"--{PAIRS}", got=str(inputs[PAIRS])[:80],
@@ -492,19 +492,19 @@ def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInp
 
 
 def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    """Yield, for each rank, the pairs that it gets from those of its group."""
+    """Yield, for each rank, the pairs that each rank of its group sends to it."""
     for rank in range(mesh.world):
         yield tuple(pairs[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
 
 
 def routed_layers(config: DecoderConfig) -> tuple[bool, ...]:
-    """Return, for each layer, whether it has a mixture of experts."""
+    """Return whether each layer has a mixture of experts, layer by layer."""
     routed = getattr(config, "routed", None)
     return routed() if routed is not None else (False,) * config.layers
 
 
 def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
-    """Yield (name, size, part) of each width that tensor parallelism divides."""
+    """Yield (name, size, part of the decoder) of each width that tensor parallelism divides."""
     yield "attention heads", config.heads, "attention"
     kinds = routed_layers(config)
     if not all(kinds):

@@ -1,4 +1,4 @@
-"""Make a model one rank of a mesh: it holds parts of the parameters, and its modules run collectives.
+"""Turn a model into one rank of a mesh, which holds parts of the parameters and runs collectives.
 
 A plan of transformers names a style for each module and parameter. The dynamic source lets transformers apply the plan
 and runs the result. The static source exports a model that :func:`shard` makes here by its own reading of the styles,
@@ -22,66 +22,66 @@ if TYPE_CHECKING:
     from torch import nn
 
 _TURNED: Final = {"turned_colwise": 1, "turned_rowwise": 2}
-"""Styles of ours for weights [inputs, outputs] -> the split dimension, counted from the last."""
+"""Split dimension, counted from the last, of our own styles for weights stored as [inputs, outputs], by style."""
 TABLES: Final = frozenset({"embedding_rowwise", "colwise_gather_output"})
-"""Styles of tables of the vocabulary."""
+"""Styles of the embedding and of the output projection, which have a row for each vocabulary entry."""
 GROUP: Final = "tp"
-"""Prefix of the name of the group in exported collectives; behind a colon follows its number of ranks."""
+"""Prefix of the name of the group in exported collectives; a colon and its number of ranks follow."""
 BATCHES: Final = "ep/tp"
-"""The same of ranks that share experts and have batches of their own."""
+"""Prefix of the name of the group of ranks that share experts and have batches of their own."""
 _WHOLE: Final = frozenset({
     "replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj", "all_reduce", "moe_identity_expert",
     "moe_tp_experts", "ep_dispatch_experts", "ep_local_experts", "gather_tokens", "whole_positions",
 })  # fmt: skip
-"""Styles whose parameters every rank holds whole."""
+"""Styles whose parameters every rank holds in full."""
 Splits = tuple[tuple[int, ...], tuple[int, ...]]
-"""Pairs of a token and an expert that a rank sends to each of those that share experts, and gets from each."""
+"""Numbers of (token, expert) pairs that a rank sends to, and receives from, each rank that shares experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share that a rank has in a module: the style, the size of the split dimension, and the rank."""
+    """Share of a rank in a module: the style, the size of the split dimension, and the rank."""
 
     style: str
     ranks: int
     rank: int
     size: int = 0
     batches: int = 1
-    """Ranks that have tokens of their own among those that share experts."""
+    """Number of ranks with tokens of their own among the ranks that share experts."""
     splits: Splits | None = None
-    """What ranks send each other if they do not gather tokens."""
+    """Numbers of pairs that ranks exchange; ``None`` if they gather tokens instead."""
     sequences: tuple[int, ...] = ()
-    """Sequences of each of the ranks that gather tokens; empty if they have equally many."""
+    """Number of sequences of each rank that gathers tokens; empty if all ranks have equally many."""
     multiple: int = 1
-    """The size is padded to a multiple of this number before it is split."""
+    """Number to a multiple of which ``size`` is padded before the split."""
     tokens: Tokens | None = None
-    """Whether ranks share the tokens of the current call; ``None`` if they never do."""
+    """State with whether ranks divide the tokens of the current call; ``None`` if they never do."""
 
     @property
     def padded(self) -> int:
-        """Return the size with padding."""
+        """Return the size of the split dimension with padding."""
         return -(-self.size // self.multiple) * self.multiple
 
     @property
     def chunk(self) -> int:
-        """Return the size of a chunk; the last ranks have less if the number of ranks does not divide the size."""
+        """Return the size of a full chunk; the last ranks have less if the number of ranks does not divide the size."""
         return -(-self.padded // self.ranks)
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Return the first index of this rank's chunk, and the one behind its last."""
+        """Return the first index of this rank's chunk, and the index after its last one."""
         first = min(self.rank * self.chunk, self.padded)
         return first, min(first + self.chunk, self.padded)
 
     @property
     def shares_tokens(self) -> bool:
-        """Return whether ranks share the tokens of the current call."""
+        """Return whether ranks divide the tokens of the current call among them."""
         return self.tokens is not None and self.tokens.shared
 
 
 @dataclass(slots=True)
 class Tokens:
-    """State of a model whose ranks share the tokens of some calls."""
+    """State of a model under sequence parallelism, whose ranks divide the tokens of some calls."""
 
     shared: bool = False
 
@@ -98,7 +98,7 @@ def shard(
     multiple: int = 1,
     sequence: bool = False,
 ) -> None:
-    """Replace the parameters of a model by the parts that one rank holds, and let its modules run the collectives.
+    """Replace a model's parameters by one rank's parts, and patch its modules to run the collectives.
 
     Args:
         plans: for the ranks of a group along ``tp``, and for those that share experts.
@@ -106,7 +106,7 @@ def shard(
         rank: among those that share experts.
         batches: groups along ``tp``, each with a batch of its own, that share experts.
         splits, sequences: as in :class:`Share`.
-        multiple: number to a multiple of which the vocabulary is padded.
+        multiple: number whose next multiple is the padded vocabulary.
         sequence: whether ranks share the tokens of a prompt between the split modules.
 
     Raises:
@@ -130,7 +130,7 @@ def shard(
 
 
 def _split(module: nn.Module, leaf: str, share: Share, made: dict[int, nn.Parameter]) -> None:
-    """Replace one parameter of a module by the part that a rank holds; a tied parameter stays one."""
+    """Replace a module's parameter by a rank's part of it; tied parameters stay tied."""
     import torch
 
     whole: Any = module._parameters[leaf]
@@ -145,7 +145,7 @@ def _split(module: nn.Module, leaf: str, share: Share, made: dict[int, nn.Parame
 
 
 def _part(whole: torch.Tensor, leaf: str, share: Share) -> torch.Tensor:
-    """Return the part of a parameter that a rank holds, in memory of its own."""
+    """Return a rank's part of a parameter, as a tensor with memory of its own."""
     import torch
 
     style, dim = share.style, whole.ndim - 1
@@ -182,11 +182,11 @@ def _chunk(whole: torch.Tensor, dim: int, share: Share) -> torch.Tensor:
 
 Inner = Callable[..., Any]
 _KEPT: Final = "_share"
-"""Attribute of a module with its share."""
+"""Attribute of a module that holds its :class:`Share`."""
 
 
 def _join(module: Any, share: Share) -> None:
-    """Let a module exchange its input or output as its style requires."""
+    """Make a module exchange its input or output with other ranks as its style requires."""
     if share.style not in _FORWARDS:
         if share.style not in _WHOLE | {"colwise", "packed_colwise", "packed_rowwise", "grouped_gemm", ROWS_ALONE}:
             raise Incomplete("the plan has a style that is not known here", got=share.style)
@@ -223,7 +223,7 @@ def _all_reduce(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _all_gather_last(value: torch.Tensor, share: Share) -> torch.Tensor:
-    """Return the parts of all ranks [.., chunk] one behind the other [.., size]; the last ones are padded for it."""
+    """Concatenate the parts [.., chunk] of all ranks to [.., size]; incomplete parts are padded for the gather."""
     import torch
 
     missing = share.chunk - int(value.shape[-1])
@@ -239,7 +239,7 @@ def _all_gather_last(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _looked_up(share: Share, module: Any, inner: Inner, ids: torch.Tensor) -> torch.Tensor:
-    """Look up the rows of this rank, set the others to zero, and add those of all ranks."""
+    """Look up the rows of this rank's part of the table, set other rows to zero, and add the results of all ranks."""
     import torch
 
     first, last = share.bounds
@@ -252,7 +252,7 @@ def _looked_up(share: Share, module: Any, inner: Inner, ids: torch.Tensor) -> to
 
 
 def _sum_up(value: torch.Tensor, share: Share) -> torch.Tensor:
-    """Add a tensor [B, S, width] of all ranks; if they share tokens, return the sum for the own [B, S / n, width]."""
+    """All-reduce a tensor [B, S, width]; under sequence parallelism, reduce-scatter it to [B, S / n, width]."""
     if not share.shares_tokens:
         return _all_reduce(value, share)
     import torch
@@ -264,7 +264,7 @@ def _sum_up(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _gathered_tokens(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
-    """Return the result of a norm [B, S / n, width] for the tokens of all ranks [B, S, width]."""
+    """Run a norm on [B, S / n, width] and all-gather its results to [B, S, width]."""
     import torch
 
     own: torch.Tensor = inner(module, value)
@@ -277,7 +277,7 @@ def _gathered_tokens(share: Share, module: Any, inner: Inner, value: torch.Tenso
 
 
 def _whole_positions(share: Share, module: Any, inner: Inner, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute the rotary table of the tokens of all ranks; the model counts positions by the own ones."""
+    """Compute the rotary table of the tokens of all ranks, where the model counts only this rank's tokens."""
     import torch
 
     if not share.shares_tokens:
@@ -296,7 +296,7 @@ def _gathered(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> t
 
 
 def _summed(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
-    """Multiply this rank's columns, add the products of all ranks, and the bias once."""
+    """Multiply by this rank's columns, add the products of all ranks, and add the bias once."""
     bias = module._parameters.get("bias")
     if share.style != "rowwise":
         first, last = share.bounds
@@ -316,7 +316,7 @@ def _added(share: Share, module: Any, inner: Inner, *args: Any, **kwargs: Any) -
 
 
 def _latents(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
-    """Take the rotary part of the latents apart and put it back, as transformers does for its gradient."""
+    """Split the latents and concatenate them again, as transformers does for a separate gradient."""
     import torch
 
     found = inner(module, value)
@@ -327,9 +327,9 @@ def _latents(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> to
 def _dispatched(
     share: Share, module: Any, inner: Inner, value: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Run the experts of this rank on the tokens that chose them, and add the results of all ranks.
+    """Run this rank's experts on the tokens that chose them, and add the results of all ranks.
 
-    A token's choice of another rank's expert gets a number behind the last expert, and weight 0. Ranks with batches of
+    A token's choice of another rank's expert gets a number after the last expert, and weight 0. Ranks with batches of
     their own first gather the tokens of all, and each gets back the sums of its own.
     """
     import torch
@@ -358,7 +358,7 @@ def _dispatched(
 def _exchanged(
     share: Share, module: Any, inner: Inner, value: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Send each pair of a token and an expert to the rank of the expert; weight and add the results that come back.
+    """Send each (token, expert) pair to the expert's rank; weight and add the results that come back.
 
     The sizes are given; that they are those of the choices is up to the caller, as with values of any other kind.
     """
@@ -382,7 +382,7 @@ def _exchanged(
 
 
 def _all_gather_first(value: torch.Tensor, share: Share) -> torch.Tensor:
-    """Return the parts of all ranks [rows, ..], which may be uneven, one behind the other."""
+    """Concatenate the parts [rows, ..] of all ranks, which may be uneven."""
     import torch
 
     every: torch.Tensor
@@ -396,18 +396,18 @@ def _all_gather_first(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _place(share: Share) -> int:
-    """Return the place of a rank among those that have batches of their own."""
+    """Return the index of a rank among the ranks that have batches of their own."""
     return share.rank * share.batches // share.ranks
 
 
 def _parts_of(rows: int, sequences: int, share: Share) -> list[int]:
-    """Return the rows of each rank, if ``sequences`` of them have ``rows``."""
+    """Return the rows of each rank, given that ``sequences`` sequences have ``rows`` rows."""
     return [rows // sequences * own for own in share.sequences]
 
 
 @cache
 def uneven(name: str) -> Any:
-    """Return the operator that gathers, or adds and scatters, uneven parts: torch has none for an export.
+    """Return our operator that gathers, or reduces and scatters, uneven parts; torch has none that can be exported.
 
     As vLLM's ``all_gatherv`` and ``reduce_scatterv`` (PyNccl) do, one rank after another broadcasts its part, or gets
     the sum for it.
@@ -476,4 +476,4 @@ _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
     "gather_tokens": _gathered_tokens,
     "whole_positions": _whole_positions,
 }
-"""Style -> forward of a module in it, if it is not the module's own."""
+"""Forward that replaces a module's own, by style; other styles keep the module's own."""

@@ -1,4 +1,4 @@
-"""Make the model of the counted rank: for exports by our reading of its plan, for runs as transformers does it."""
+"""Build the model of the counted rank: for exports by our reading of the plan, for runs by transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> nn.Module:
-    """Return the model as the counted rank of a mesh holds it, by our reading of the plan.
+    """Return the counted rank's part of a model, by our reading of the plan.
 
     Raises:
         Incomplete: the mesh or the plan is not one that a graph can count.
@@ -55,7 +55,7 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
 
 
 def keep_stage(model: Any, stages: int, stage: int) -> None:
-    """Leave a decoder the layers of a pipeline stage, with embedding or output on the first and last one.
+    """Remove the layers of other pipeline stages; keep the embedding on the first stage, the output on the last.
 
     In place of other modules are modules that return what they get. All stages but the last send their hidden states.
     """
@@ -87,7 +87,7 @@ def keep_stage(model: Any, stages: int, stage: int) -> None:
 
 
 def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | FullySharded | None:
-    """Let transformers distribute the model for the counted rank; ``None`` if each rank has the whole model.
+    """Let transformers distribute the model to the counted rank; ``None`` if each rank has the whole model.
 
     Raises:
         Incomplete: transformers cannot run this model on this mesh, or not by this plan.
@@ -132,11 +132,11 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
 
 
 _RANK: Final = "_costproof_rank"
-"""Attribute of a distributed model with its rank."""
+"""Attribute of a distributed model that holds its rank."""
 
 
 def refuse_values(workload: Workload, options: RunOptions) -> None:
-    """Check that a rank of several devices is not to run with values.
+    """Check that a run on several devices has no concrete values.
 
     Raises:
         Incomplete: it is.
@@ -146,7 +146,7 @@ def refuse_values(workload: Workload, options: RunOptions) -> None:
 
 
 def distributed(built: Built, workload: Workload) -> Built:
-    """Return the model that runs as the counted rank: as transformers distributes it.
+    """Return the model as transformers distributes it to the counted rank.
 
     Raises:
         Incomplete: as :func:`distribute_for_run`.
@@ -157,7 +157,7 @@ def distributed(built: Built, workload: Workload) -> Built:
 
 
 def as_rank(runs: tuple[Run, ...], model: nn.Module) -> tuple[Run, ...]:
-    """Return the runs of a model that :func:`distributed` returned."""
+    """Return the runs with the context of the rank to which :func:`distributed` gave the model."""
     rank: Distributed | FullySharded | None = vars(model).get(_RANK)
     return runs if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in runs)
 
@@ -168,7 +168,7 @@ def _engine(workload: Workload) -> LayoutPlan | None:
 
 
 def _not_run(model: nn.Module, engine: LayoutPlan, plans: tuple[Plan, Plan], mesh: Mesh) -> str:
-    """Return what a plan has that transformers has not; empty if there is nothing."""
+    """Return a phrase on the feature of a plan that transformers lacks; empty if it has all."""
     vocabulary, multiple = int(text_config(model).vocab_size), engine.padding(mesh.tp)
     if {*TABLES} & {*plans[0].values()} and vocabulary % multiple:
         return f"has no padding of the vocabulary to a multiple of {multiple}"
@@ -184,32 +184,32 @@ def _plans(model: nn.Module, mesh: Mesh, engine: LayoutPlan | None) -> tuple[Pla
 
 
 def kv_heads(model: nn.Module) -> int:
-    """Return the key/value heads that the configuration of a model names."""
+    """Return the number of key/value heads in the configuration of a model."""
     config = text_config(model)
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def _splits_evenly(model: nn.Module, plan: Plan, ranks: int) -> bool:
-    """Return whether each rank gets as many key/value heads as any other, or the plan does not split them."""
+    """Return whether all ranks get equally many key/value heads, or the plan does not split heads."""
     split = any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items())
     return not split or kv_heads(model) % ranks == 0
 
 
 def _fit_heads(model: nn.Module, plan: Plan, ranks: int) -> None:
-    """Write the key/value heads of a rank into the model's configuration, from which caches are made."""
+    """Write a rank's number of key/value heads into the model's configuration, from which caches are made."""
     if any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items()):
         text_config(model).num_key_value_heads = max(1, kv_heads(model) // ranks)
 
 
 def _fit_own_heads(model: nn.Module, workload: Workload) -> None:
-    """Write the heads that a rank caches of all positions into the configuration, if ranks exchange them."""
+    """Write the number of heads that a rank caches into the configuration, if ranks cache heads at all positions."""
     text = text_config(model)
     if workload.mesh.cp > 1 and workload.inputs.get(CP_PLAN) == "ulysses" and not hasattr(text, "kv_lora_rank"):
         text.num_key_value_heads = kv_heads(model) // workload.mesh.cp
 
 
 def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:
-    """Give the projections of keys and values one head for every rank, if there are fewer heads than ranks.
+    """Duplicate key/value heads in their projections until every rank has one, if heads are fewer than ranks.
 
     Several ranks get copies of the same head. Then their plan splits the projections evenly.
     """

@@ -1,4 +1,4 @@
-"""Run a whole decoder, prefill and decode steps, on the meta device or with weights.
+"""Run a whole decoder, prefill and decode steps, on the meta device or with real weights.
 
 With weights, the whole run is made once without a tracer. It provides the cache before each step, the output that a
 traced run must reproduce, and the number of rows that each expert gets.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from costproof.models.decoding.modules import RowsCache
 
 STEP_LIMIT: Final = 8
-"""Up to this number all decode steps are traced; of more, only the first, middle and last."""
+"""Number of decode steps up to which all are traced; of more steps, only the first, middle and last are."""
 
 
 def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str, Any]:
-    """Return the keyword arguments of the prefill on the meta device, with token ids [B, S]."""
+    """Return the keyword arguments of the prefill, with token ids [B, S], on the meta device."""
     return {
         "input_ids": ids_on_meta(workload.batch, length),
         "attention_mask": decoder.mask(decoder.empty_masks(workload, length, 0)),
@@ -40,7 +40,7 @@ def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str
 
 
 def behind_past(model: nn.Module, workload: Workload, decoder: Decoder, prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a prefill on the meta device, with the past of the workload in its cache."""
+    """Return the keyword arguments of a prefill on meta, with the past of the workload in its cache."""
     if not workload.past:
         return dict(prompt)
     length = int(prompt["input_ids"].shape[1])
@@ -86,14 +86,14 @@ def shape_runs(
 
 
 def with_hidden_states(run: Run, workload: Workload, width: int) -> Run:
-    """Return a run that is given the hidden states of another pipeline stage in place of token ids."""
+    """Return a run whose input is the hidden states of the previous pipeline stage instead of token ids."""
     kwargs = dict(run.kwargs)
     shape = kwargs.pop("input_ids").shape
     return replace(run, kwargs={"inputs_embeds": on_meta(workload, *shape, width), **kwargs})
 
 
 def with_positions(run: Run) -> Run:
-    """Return a run that is given the positions of its tokens [1, n], which are not those behind its cache."""
+    """Return a run with explicit positions [1, n] for tokens that do not directly follow the cached ones."""
     given = next(run.kwargs[name] for name in ("input_ids", "inputs_embeds") if name in run.kwargs)
     return replace(run, kwargs={**run.kwargs, "position_ids": ids_on_meta(1, given.shape[1])})
 
@@ -105,7 +105,7 @@ def rows_runs(
     ids: torch.Tensor | None = None,
     more: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda given: {},
 ) -> tuple[Run, ...]:
-    """Return the run of a batch of unequal rows, packed into one sequence, on the meta device or with values.
+    """Return the run of a batch of unequal rows, packed into one sequence, on meta or with values.
 
     Args:
         ids: token ids of all rows, past and new ones row by row, for a run with values.
@@ -147,7 +147,7 @@ def rows_runs(
 def _real_rows(
     model: nn.Module, workload: Workload, decoder: Decoder, ids: torch.Tensor
 ) -> tuple[RowsCache, dict[str, torch.Tensor]]:
-    """Return the cache of a batch of rows, which a run of each past fills, and ids, positions and indices of logits."""
+    """Return the cache of a batch of rows, filled by running each past, and ids, positions and indices of logits."""
     import torch
 
     from costproof.models.decoding.modules import rows_cache, unpacked
@@ -177,13 +177,13 @@ def _real_rows(
 
 
 def in_rows(prompt: Locate, path: str, call: int) -> tuple[str, str]:
-    """Return the stage and the invocation of a module in a batch of rows, given those in a prompt."""
+    """Return the stage and invocation of a module in a batch of rows, derived from those in a prompt."""
     stage, invocation = prompt(path, call)
     return stage, ROWS_INVOCATION if stage == "prefill" else invocation
 
 
 def _cached(kwargs: Mapping[str, Any], decoder: Decoder) -> Past:
-    """Return keys and values of each layer in the cache that a call is given."""
+    """Return the keys and values of each layer in the cache among a call's arguments."""
     cache = kwargs.get("past_key_values")
     return [] if cache is None else [(pair[0], pair[1]) for pair in decoder.cache_tensors(cache) if pair]
 
@@ -226,7 +226,7 @@ def computed(
     name: str,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[Run]:
-    """Run the prefill and all steps once without a tracer; yield those that are traced later, with cache and output.
+    """Run the prefill and all steps once without a tracer; yield the runs to trace, with cache and expected output.
 
     Args:
         step: (tokens in the cache, result of the forward before) -> keyword arguments of a decode step.
@@ -259,7 +259,7 @@ def computed(
 def real_prompt(
     model: nn.Module, workload: Workload, decoder: Decoder, shapes: Mapping[str, Any], ids: torch.Tensor
 ) -> dict[str, Any]:
-    """Return ``shapes``, the prefill's arguments on meta, with these token ids and with masks that have values.
+    """Return the prefill's arguments ``shapes`` with these token ids, and with masks and a past that have values.
 
     Args:
         ids: those of the past, which fill the cache in a run without a tracer, and those of the prompt.
@@ -280,7 +280,7 @@ def real_prompt(
 
 
 def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Return random token ids [B, S] that depend only on the seed."""
+    """Return random token ids [B, S] that depend only on the seed and the sizes."""
     from costproof.weights.random_values import random_integers
 
     return random_integers(vocab, shape, seed, "input_ids")
@@ -289,12 +289,12 @@ def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def row_ids(
     rows: Sequence[BatchRow], vocab: int, seed: int, token: int, images: Sequence[int], behind: int = 0
 ) -> torch.Tensor:
-    """Return random ids of the past and new tokens of rows, with the images in the first sequences that have room.
+    """Return random ids of the rows' past and new tokens, with images in the first sequences that have room.
 
     Args:
         token: the image token, which has no other places.
         images: tokens of each.
-        behind: text tokens behind each image.
+        behind: text tokens after each image.
     """
     ids = drawn_ids(vocab - 1, (sum(row.count * (row.past + row.new) for row in rows),), seed)
     ids += ids >= token
@@ -308,7 +308,7 @@ def row_ids(
 
 
 def real_masks(model: nn.Module, workload: Workload, decoder: Decoder, queries: int, context: int) -> Masks:
-    """Return :meth:`~costproof.models.decoding.decoder.Decoder.empty_masks` with values.
+    """Return the masks of :meth:`~costproof.models.decoding.decoder.Decoder.empty_masks` with their values.
 
     They are 0 where a query may attend, and the minimum of the dtype elsewhere.
     """
@@ -340,7 +340,7 @@ def traced_steps(workload: Workload) -> frozenset[int]:
 
 @contextmanager
 def expert_rows(model: nn.Module) -> Iterator[dict[str, list[int]]]:
-    """Count, inside the context, the rows that each expert of each mixture receives.
+    """Count the rows that each expert of each mixture receives while the block runs.
 
     A mixture is either one module whose second argument is the indices of the chosen experts, or a list of expert
     modules.

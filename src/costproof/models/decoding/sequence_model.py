@@ -1,4 +1,4 @@
-"""Make the attention of a decoder that of one rank among those that share a sequence, for an export.
+"""Turn the attention of a decoder into that of one rank of several that share a sequence, for an export.
 
 A rank is given its own positions and attends their queries to the keys of all ranks, which come to it in a ring, or it
 exchanges heads for positions (Ulysses). In a decode step every rank has the query of the new token and attends it to
@@ -20,13 +20,14 @@ import torch
 from costproof.models.decoding.decoder import SHARED, Decoder
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]]
-"""(queries, keys, values, causal, scale) -> results [B, H, n, D_v] and logarithms of their sums [B, H, n, 1]."""
+"""Attention function of (queries, keys, values, causal, scale) that returns results [B, H, n, D_v] and log-sum-exp
+values [B, H, n, 1]."""
 
 
 def fused(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run torch's operator of cuDNN, which returns logarithms of the sums for any widths and groups of heads."""
+    """Run torch's cuDNN attention, which returns log-sum-exp values for any widths and groups of heads."""
     attend = torch.ops.aten._scaled_dot_product_cudnn_attention
     found = attend(query, key, value, None, True, 0.0, causal, False, scale=scale)
     return found[0], found[1]
@@ -34,39 +35,39 @@ def fused(
 
 @dataclass(frozen=True, slots=True)
 class OwnPositions:
-    """The place of a rank among those that share a sequence."""
+    """The position of a rank among the ranks that share a sequence, and how they divide it."""
 
     layout: str
-    """``ring``, ``zigzag`` or ``ulysses``."""
+    """Plan of context parallelism: ``ring``, ``zigzag`` or ``ulysses``."""
     ranks: int
     rank: int
     kernel: Kernel = fused
     of_heads: str = ""
-    """Attention, ``sdpa`` or ``eager``, of Ulysses ranks that cache heads; empty if they cache positions."""
+    """Attention, ``sdpa`` or ``eager``, of Ulysses ranks that cache heads; empty for ranks that cache positions."""
 
     @property
     def by_heads(self) -> bool:
-        """Return whether the rank attends some heads to all positions, and caches these heads."""
+        """Return whether the rank attends to all positions with some heads, and caches these heads."""
         return self.layout == "ulysses" and self.of_heads != ""
 
     def share(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the part of this rank along a dimension."""
+        """Return this rank's part of a tensor along a dimension."""
         size = whole.shape[dim] // self.ranks
         return whole.narrow(dim, self.rank * size, size)
 
     @property
     def group(self) -> str:
-        """Return the name of the group in collectives of an export."""
+        """Return the name of the process group in exported collectives."""
         return f"cp:{self.ranks}"
 
     @property
     def appends(self) -> bool:
-        """Return whether the rank keeps new tokens of decode steps: the last one does."""
+        """Return whether the rank caches the new tokens of decode steps, as the last rank does."""
         return self.rank == self.ranks - 1
 
 
 def share_sequence(model: Any, decoder: Decoder, own: OwnPositions) -> None:
-    """Patch every attention of a decoder to run as one of the ranks that share a sequence."""
+    """Patch every attention module of a decoder to run as one rank of context parallelism."""
     for path in decoder.attention_paths(model):
         part: Any = model.get_submodule(path)
         part._own_positions = own
@@ -77,9 +78,9 @@ def share_sequence(model: Any, decoder: Decoder, own: OwnPositions) -> None:
 
 
 def _forward_of(base: Any) -> Callable[..., Any]:
-    """Return a forward for one rank: it passes ``in_step``, and only the owner of new tokens appends them to its cache.
+    """Return a forward for one rank, in which only the rank that owns new tokens appends them to its cache.
 
-    ``in_step`` is whether the cache holds a prompt already.
+    The forward passes ``in_step``, whether the cache already holds a prompt.
     """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,24 +96,24 @@ def _forward_of(base: Any) -> Callable[..., Any]:
 
 
 class _ReadOnly:
-    """Cache that returns what it holds and does not grow."""
+    """Cache whose ``update`` adds nothing and returns its contents."""
 
     def __init__(self, cache: Any) -> None:
         self.layers, self.get_seq_length = cache.layers, cache.get_seq_length
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **kwargs: Any) -> Any:
-        """Return the keys and values of a layer."""
+        """Return the cached keys and values of a layer, without the new ones."""
         return self.layers[layer].keys, self.layers[layer].values
 
 
 class _OfHeads:
-    """Cache of own heads of all positions, which is given all heads of own positions, or of a new token."""
+    """Cache of this rank's heads at all positions; its input has all heads at this rank's positions or a new token."""
 
     def __init__(self, cache: Any, own: OwnPositions, in_step: bool) -> None:
         self.layers, self._cache, self._own, self._in_step = cache.layers, cache, own, in_step
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **kwargs: Any) -> Any:
-        """Return keys and values of own heads that a call attends to."""
+        """Return the keys and values of this rank's heads that a call attends to."""
         own = [self._own.share(x, 1) if self._in_step else _of_own_heads(self._own, x) for x in (keys, values)]
         return self._cache.update(*own, layer, *more, **kwargs)
 
@@ -129,7 +130,7 @@ def attend_own(
     in_step: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return the attention [B, n, H, D_v] of own positions, or of a new token, in place of a kernel's."""
+    """Return the attention [B, n, H, D_v] of this rank's positions, or of a new token, as an attention kernel does."""
     if own.by_heads:
         found = _with_own_heads(own, module, query, key, value, attention_mask, in_step, scaling=scaling, **kwargs)
         return found, None
@@ -144,7 +145,7 @@ def attend_own(
 
 
 def _passed_on(own: OwnPositions, sent: torch.Tensor, number: int) -> torch.Tensor:
-    """Send a tensor to the next rank, and return the one that comes from the rank before."""
+    """Send a tensor to the next rank, and return the tensor received from the previous one."""
     ops, n = torch.ops._c10d_functional, own.ranks
     going = ops.isend(sent, (own.rank + 1) % n, number, own.group)
     coming = ops.irecv(torch.empty_like(sent), (own.rank - 1) % n, number, own.group)
@@ -156,10 +157,10 @@ def _passed_on(own: OwnPositions, sent: torch.Tensor, number: int) -> torch.Tens
 def _in_ring(
     own: OwnPositions, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attend own queries to the parts of keys of all ranks up to the own positions, one part after another.
+    """Attend to the parts of keys of all ranks up to this rank's positions, one part after another.
 
-    Contiguous parts behind the own one are hidden; they are passed on only. Of two zigzag parts, r and 2 n - 1 - r, the
-    first ones of earlier ranks are seen by all own queries, and both parts of later ranks by the own second half.
+    Contiguous parts after this rank's are hidden and only passed on. Of two zigzag parts, r and 2 n - 1 - r, all
+    queries see the first parts of earlier ranks, and the second half of the queries sees both parts of later ranks.
     """
     zigzag, length = own.layout == "zigzag", query.shape[2]
     half = length // 2
@@ -192,7 +193,7 @@ def _in_ring(
 def _merged(
     result: torch.Tensor, logs: torch.Tensor, part: torch.Tensor, more: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return results [.., n, D_v] and logarithms of sums [.., n, 1] over both parts of keys, in float32.
+    """Merge results [.., n, D_v] and log-sum-exp values [.., n, 1] over two parts of the keys, in float32.
 
     The weight of the new part is e^more / (e^logs + e^more), a sigmoid, and the logarithm of the sum is
     logs - log sigmoid(logs - more).
@@ -205,7 +206,7 @@ def _merged(
 def _by_heads(
     own: OwnPositions, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Exchange positions of all heads for all positions of some heads, attend, and exchange the results back."""
+    """Exchange all heads at some positions for some heads at all positions, attend, and exchange the results back."""
     of_heads, keys, values = (_of_own_heads(own, x) for x in (query, key, value))
     result, _ = own.kernel(of_heads, keys, values, True, scale)
     got = _traded(own, torch.cat(torch.split(result, query.shape[2], 2)))
@@ -213,7 +214,7 @@ def _by_heads(
 
 
 def _of_own_heads(own: OwnPositions, whole: torch.Tensor) -> torch.Tensor:
-    """Return own heads of all positions, given all heads of own positions [B, heads, n, width]."""
+    """Return this rank's heads at all positions, given all heads at its own positions [B, heads, n, width]."""
     got = _traded(own, torch.cat(torch.split(whole, whole.shape[1] // own.ranks, 1)))
     return torch.cat(torch.split(got, whole.shape[0]), 2)
 
@@ -228,7 +229,7 @@ def _with_own_heads(
     in_step: bool,
     **more: Any,
 ) -> torch.Tensor:
-    """Attend own heads to all positions by the attention of transformers, and exchange or gather the results."""
+    """Attend to all positions with this rank's heads by transformers' attention; exchange or gather the results."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     eager = sys.modules[type(module).__module__].eager_attention_forward
@@ -247,7 +248,7 @@ def _with_own_heads(
 
 
 def _traded(own: OwnPositions, parts: torch.Tensor) -> torch.Tensor:
-    """Send each rank its one of the equal parts [ranks rows, ..], and return those that come, in order of the ranks."""
+    """Exchange equal parts [ranks rows, ..] with all ranks; return the received parts in the order of ranks."""
     ops, rows = torch.ops._c10d_functional, [parts.shape[0] // own.ranks] * own.ranks
     got: torch.Tensor = ops.wait_tensor(ops.all_to_all_single(parts, rows, rows, own.group))
     return got
@@ -256,7 +257,7 @@ def _traded(own: OwnPositions, parts: torch.Tensor) -> torch.Tensor:
 def _in_step(
     own: OwnPositions, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attend the query of the new token to the cached part, weight the result, and add those of all ranks."""
+    """Attend to the cached part with the new token's query, weight the result, and add the results of all ranks."""
     ops = torch.ops._c10d_functional
     result, logs = own.kernel(query, key, value, False, scale)
     every = ops.wait_tensor(ops.all_gather_into_tensor(logs, own.ranks, own.group))

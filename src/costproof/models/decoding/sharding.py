@@ -1,4 +1,4 @@
-"""How the weights and activations of a decoder lie on the ranks of a mesh: plans, local widths, and collectives.
+"""Lay out the weights and activations of a decoder on the ranks of a mesh: plans, local widths, collectives.
 
 A rank of a decoder is the same decoder with local widths. Its formulas keep the symbols of the configuration, divided
 by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a symbol of their own, ``text_vocab_rank``.
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from costproof.models.decoding.formulas import DecoderStyle
 
 Part = Literal["attention", "mlp", "experts", "shared", "embedding", "head"]
-"""A part of a decoder that a plan splits or leaves whole."""
+"""A part of a decoder that a plan splits or leaves whole on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Which parts of a decoder tensor parallelism splits; all others are whole on each rank.
+    """Set of the decoder parts that tensor parallelism splits; all others are whole on each rank.
 
     Attention is split by head: q, k, v by columns and the output projection by rows. An MLP and an expert are split by
     inner width: gate and up projections by columns, the down projection by rows. Embedding and output projection are
@@ -48,14 +48,14 @@ class ShardPlan:
     source: str
     split: frozenset[Part]
     multiple: int = 1
-    """The vocabulary is padded to a multiple of this number."""
+    """Number to a multiple of which the vocabulary is padded."""
     joint: bool = False
-    """Whether routed and shared experts are added on each rank, before one sum over ranks."""
+    """Whether each rank adds routed and shared experts before a single sum over ranks."""
     sequence: bool = False
-    """Whether ranks share the tokens of a prompt between the split modules."""
+    """Whether ranks divide the tokens of a prompt between split modules (sequence parallelism)."""
 
     def patterns(self) -> dict[str, str]:
-        """Return the plan in the form of transformers: module pattern -> layout, for the dense modules."""
+        """Return the plan in the form of transformers: layouts of the dense modules by module pattern."""
         layer = "model.layers.*"
         found = {
             "attention": {**dict.fromkeys((f"{layer}.self_attn.{x}_proj" for x in "qkv"), "colwise"),
@@ -76,18 +76,18 @@ class ShardPlan:
 _PARTS: Final[tuple[Part, ...]] = ("attention", "mlp", "experts", "shared", "embedding", "head")
 _SOURCE: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
 GATHERED_BEFORE: Final = ("root", "text.layer")
-"""Roles of the modules before which parameters are gathered, of which ranks store parts."""
+"""Roles of the modules that gather sharded parameters before they run."""
 FULLY_SHARD: Final = "torch.distributed.fsdp.fully_shard of every layer, then of the model"
 SPLIT_ALL: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS))
 WHOLE_ATTENTION: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS) - {"attention"})
 HEAD_ONLY: Final = ShardPlan(OWN, _SOURCE, frozenset({"head"}))
-"""Plans of the classes of transformers."""
+"""These three are the plans that classes of transformers have."""
 
 
 def chosen_plan(
     config: DecoderConfig, workload: Workload, own: ShardPlan, style: DecoderStyle, names: Mapping[str, str]
 ) -> ShardPlan:
-    """Return the plan that a workload names, or that of the class.
+    """Return the plan that a workload names; by default, that of the model class.
 
     Args:
         own: plan of the class.
@@ -150,7 +150,7 @@ def _padded(size: int, multiple: int) -> int:
 
 
 def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> dict[str, int]:
-    """Return the values of ``MESH_SYMBOLS`` for the counted rank; empty for one device."""
+    """Return the values of ``MESH_SYMBOLS`` for the counted rank; empty on one device."""
     mesh = workload.mesh
     if mesh.one:
         return {}
@@ -172,7 +172,7 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The local widths of one rank, in symbols."""
+    """Local widths of one rank, in symbols, and the rank's share in other costs."""
 
     plan: ShardPlan
     mesh: Mesh
@@ -180,38 +180,38 @@ class Shards:
     latent: bool = False
     """Whether attention caches latents instead of keys and values."""
     hidden: int = 0
-    """Width of the decoder."""
+    """Width of the decoder's hidden states."""
     biased: tuple[tuple[str, int], ...] = ()
-    """(role of a module, elements of its bias) for biases that are added after a sum over ranks."""
+    """(role of a module, number of bias elements) of the biases that are added after a sum over ranks."""
     wide_weights: bool = True
-    """Whether the router returns the weights of the chosen experts in float32, not in the dtype of the run."""
+    """Whether the router returns expert weights in float32 rather than in the dtype of the run."""
     exchanges: bool = False
-    """Whether ranks send pairs of a token and an expert to the rank of the expert; else all tokens are gathered."""
+    """Whether ranks send (token, expert) pairs to the expert's rank; otherwise they gather all tokens."""
     routed: RoutedLayers | None = None
-    """Layers with routed experts, if ranks share these; else ``None``."""
+    """Layers with routed experts, if ranks divide the experts; otherwise ``None``."""
     vocab: int = 0
     layers: range = range(0)
-    """Layers of the rank's pipeline stage."""
+    """Indices of the layers in the rank's pipeline stage."""
     stage: int = 0
     """Index of the rank's pipeline stage, from 0."""
     tied: bool = False
-    """Whether the last stage of several has a copy of the table of the embedding."""
+    """Whether the last pipeline stage holds a copy of the embedding, which the first one has too."""
     cp_plan: str = ""
-    """How ranks share a sequence: ``ring``, ``zigzag`` or ``ulysses``; empty if each has whole ones."""
+    """Plan of context parallelism: ``ring``, ``zigzag`` or ``ulysses``; empty if each rank has whole sequences."""
     padding: tuple[tuple[str, int], ...] = ()
-    """(role, bytes by which the parts that ranks store of a module's parameters exceed these), if they store parts."""
+    """(role of a module, bytes of padding in its sharded parameters); empty if parameters are not sharded."""
     keeps: bool = True
-    """Whether the rank caches the tokens of decode steps."""
+    """Whether the rank caches the new tokens of decode steps."""
     by_heads: bool = False
-    """Whether ranks that share a sequence attend some heads each to all positions, and cache those heads."""
+    """Whether each rank that shares a sequence attends to all positions with some heads, and caches these heads."""
     uneven: bool = False
-    """Whether ``dp`` does not divide the batch: ranks that gather each other's tokens may have unequal ones."""
+    """Whether ranks have unequal numbers of sequences, because ``dp`` does not divide the batch."""
 
     @classmethod
     def of(
         cls, config: DecoderConfig, workload: Workload, plan: ShardPlan, style: DecoderStyle | None = None
     ) -> Shards:
-        """Return the shards of the rank that a workload counts."""
+        """Return the shards of the rank that the workload selects."""
         latent = getattr(config, "kv_rank", 0) > 0
         out = "out" in style.bias if style is not None else False
         biased = {
@@ -235,12 +235,12 @@ class Shards:
 
     @property
     def gathers(self) -> bool:
-        """Return whether ranks gather the tokens of several batches for their experts."""
+        """Return whether ranks gather each other's tokens for their experts."""
         return self.mesh.batches > 1 and not self.exchanges
 
     @property
     def batches(self) -> Size:
-        """Return the tokens that ranks gather for the experts, divided by the tokens of the rank itself.
+        """Return the number of gathered tokens for the experts, divided by the number of the rank's own tokens.
 
         Branches: ranks have equal batches, or not.
         """
@@ -253,7 +253,7 @@ class Shards:
         return self.plan.source if self.mesh.fsdp == 1 else FULLY_SHARD
 
     def axis_of(self, role: str, kind: str) -> str:
-        """Return the group of the mesh in which a module runs a kind of collective."""
+        """Return the mesh axis, or combination of axes, over which a module runs a kind of collective."""
         if self.mesh.fsdp > 1 and role in GATHERED_BEFORE:
             return "fsdp" if self.mesh.cp == 1 else FSDP_CP
         if role in ("text", "text.layer.attention"):
@@ -265,7 +265,7 @@ class Shards:
         return "tp" if kind == "all_reduce" else EP_BATCHES
 
     def added(self, role: str) -> tuple[int, str]:
-        """Return the elements that ranks with one batch have more of a module, and what they are; 0 if there are none.
+        """Return the elements that the ranks of one batch add to a module's on one device, and their name.
 
         Each rank has a bias whole that is added to sums over ranks. The last stage has a copy of a tied table.
         """
@@ -277,11 +277,11 @@ class Shards:
 
     @property
     def last(self) -> bool:
-        """Return whether the rank is of the last pipeline stage, which has the last norm and the output projection."""
+        """Return whether the rank belongs to the last pipeline stage, which has the last norm and output projection."""
         return self.stage == self.mesh.pp - 1
 
     def of_stage(self, parts: Iterable[ModulePart], call: StackCall) -> Iterator[ModulePart]:
-        """Yield the modules of a decoder that the rank's pipeline stage has; all but the last one send their result.
+        """Yield the modules of the rank's pipeline stage; every stage except the last sends its result.
 
         Every stage computes the cosines and sines of its own queries and keys.
         """
@@ -300,7 +300,7 @@ class Shards:
                 yield part
 
     def _of_sequence(self, part: ModulePart, call: StackCall) -> ModulePart:
-        """Return the part; if ranks share a sequence, its attention is of the rank's positions.
+        """Return the part with attention limited to the rank's positions, if ranks share a sequence.
 
         Branches: in a decode step another rank may keep the new token.
         """
@@ -361,12 +361,12 @@ class Shards:
         return replace(part, layers=(shared, *others))
 
     def border(self, call: StackCall, out: Size) -> Size:
-        """Return the elements that enter and leave the rank's pipeline stage: hidden states, and ``out`` at last."""
+        """Return the elements that enter and leave the rank's pipeline stage: hidden states, or ``out`` at the end."""
         hidden = call.rows * sym("text_hidden")
         return (hidden if self.stage > 0 else 0) + (out if self.last else hidden)
 
     def padding_of(self, role: str, metric: str, cost: int) -> tuple[int, str]:
-        """Return what the rows that pad the vocabulary add to a cost of one device, and its name."""
+        """Return the cost that padding of the ranks' parts adds to that of one device, and its name."""
         if self.mesh.fsdp > 1:
             more = dict(self.padding)[role] if metric == "weight_bytes" else 0
             return more, "padding of the parts that ranks store"
@@ -376,27 +376,27 @@ class Shards:
         return cost * more // self.vocab if padded and more else 0, "padding of the vocabulary"
 
     def of_part(self, size: Size, part: Part) -> Size:
-        """Return a rank's share of heads or of an inner width."""
+        """Return a rank's share of a number of heads or of an inner width."""
         return size / sym("tp") if self.mesh.tp > 1 and self.splits(part) else size
 
     def splits(self, part: Part) -> bool:
-        """Return whether ranks have parts of the widths of a part; under ``ep`` each expert is whole on one of them."""
+        """Return whether the widths of a part are split over ranks; under ``ep`` each expert is whole on one rank."""
         return part in self.plan.split and not (part == "experts" and self.mesh.ep > 1)
 
     def own_kv_heads(self, size: Size) -> Size:
-        """Return the key/value heads of a rank.
+        """Return the number of key/value heads on a rank.
 
-        Branches: of fewer heads than ranks each rank has one, and several ranks have copies of the same.
+        Branches: with fewer heads than ranks, each rank has one head, and several ranks have the same one.
         """
         return 1 if self.copies > 1 else self.of_part(size, "attention")
 
     @property
     def copies(self) -> int:
-        """Return how many ranks hold copies of the same key/value head."""
+        """Return how many ranks hold a copy of the same key/value head."""
         return max(1, self.mesh.tp // self.kv_heads) if "attention" in self.plan.split else 1
 
     def held_by(self, role: str, metric: str) -> tuple[int, str]:
-        """Return how many times the ranks of one group along ``tp`` have a cost of one device, and why if several do.
+        """Return the sum of a cost over a ``tp`` group, relative to one device, and the name of copies.
 
         Args:
             role: of a module, as formulas name it.
@@ -416,15 +416,15 @@ class Shards:
         return (self.copies, KV_COPIES) if of_kv else (1, "")
 
     def vocabulary(self, part: Part) -> Size:
-        """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
+        """Return how many vocabulary entries a rank holds of a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
 
     def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
-        """Return what all ranks that share a sequence do more than a rank with whole ones, and why; 0 for nothing.
+        """Return the cost that ranks that share a sequence add to that of one device, and its name; it may be negative.
 
-        Each processes the new token of a step, absorbed projections (``matmul``) included. In a prompt they leave out
-        parts of keys behind the own positions: of P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as many
-        halves.
+        Each rank processes the new token of a step, absorbed projections (``matmul``) included. In a prompt it skips
+        the parts of keys after its own positions: of P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as
+        many halves.
         """
         ranks, core = self.mesh.cp, role == "text.layer.attention" and kind != "matmul"
         if ranks == 1 or core == (stage == STAGES[1]) or role.endswith(".kv_up"):  # of the own part of latents
@@ -432,10 +432,10 @@ class Shards:
         if not core:
             return (ranks - 1) * cost if stage == STAGES[1] else 0, SEQUENCE_COPIES
         skipped = cost * (ranks - 1) // (2 * ranks) if metric == "flops" and self.cp_plan != "ulysses" else 0
-        return -skipped, "pairs of parts behind the own positions, which ranks leave out"
+        return -skipped, "pairs with keys after a rank's own positions, which it skips"
 
     def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
-        """Return the dtypes of tensors in a kind of collective in a group, in a run in ``dtype``."""
+        """Return the dtypes of the tensors in one kind of collective along a mesh axis, in a run in ``dtype``."""
         if axis == "cp" and kind == "all_gather" and not self.by_heads:  # logarithms of sums
             return ("float32",)
         if axis != EP_BATCHES:
@@ -444,7 +444,7 @@ class Shards:
         return (dtype, *{"all_gather": gathered, "all_to_all": ("int64",)}.get(kind, ()))
 
     def copies_of_batches(self, role: str, metric: Metric) -> int:
-        """Return how many groups of ranks, each with all of a module, share the batch: ``dp``, for experts fewer.
+        """Return how many groups of ranks divide the batch, each with the whole module: ``dp``, or fewer for experts.
 
         Of ranks that store parts of parameters, each has all buffers.
         """
@@ -454,17 +454,17 @@ class Shards:
         return self.mesh.dp // self.mesh.batches if shared else self.mesh.dp
 
     def copies_of_sequences(self, metric: Metric) -> int:
-        """Return how many of the ranks that share sequences have all of a module: all, but for parts of parameters."""
+        """Return how many ranks that share sequences have a whole module: 1 if they store parts of parameters."""
         return self.mesh.cp if self.mesh.fsdp == 1 or metric == "buffer_bytes" else 1
 
     def _of_experts(self, metric: str) -> tuple[int, str]:
-        """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""
+        """Return the result of :meth:`held_by` for experts, each of which is whole on one rank of a group."""
         if metric in ("flops", KEPT_FLOPS) and not self.exchanges:
             return self.mesh.ep, "rows of experts of other ranks, which the kernel gets and skips"
         return 1, ""
 
     def padded_vocabulary(self) -> Size:
-        """Return the columns of the logits that a decoder returns; those of uneven shards are padded."""
+        """Return the number of columns of the decoder's logits, including padding of uneven shards."""
         if self.mesh.tp == 1 or "head" not in self.plan.split:
             return sym("text_vocab")
         if self.plan.multiple > 1:
@@ -472,7 +472,7 @@ class Shards:
         return sym("tp") * sympy.ceiling(sym("text_vocab") / sym("tp"))
 
     def shares_tokens(self, call: StackCall) -> bool:
-        """Return whether ranks share the tokens of a call between the split modules.
+        """Return whether ranks divide the tokens of a call between split modules.
 
         Branches: only of a prompt; a decode step has one token.
         """
@@ -481,7 +481,7 @@ class Shards:
     def with_collectives(
         self, parts: Iterable[ModulePart], call: StackCall, positions: Size, *, one_row: bool, one_sequence: bool
     ) -> Iterator[ModulePart]:
-        """Yield the modules of a decoder with the collectives that the plan puts into them.
+        """Yield the modules of a decoder with the collectives that the plan adds to them.
 
         Args:
             positions: positions per sequence that get logits.
@@ -536,7 +536,7 @@ class Shards:
             yield split_part
 
     def steps(self, workload: Workload, call: StackCall) -> RankSteps:
-        """Return what the rank does in a call that its memory depends on, besides the layers of its local widths.
+        """Return the rank's steps in a call that affect its memory, besides the layers with its local widths.
 
         Branches: a pipeline stage, a single row of logits, and columns that fill the rank's chunk.
 
@@ -575,7 +575,7 @@ class Shards:
         )
 
     def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:
-        """Yield the layers by which experts get rows of other ranks, and mask those that are not theirs."""
+        """Yield the layers that bring rows of other ranks to the experts, and mask rows of other ranks' experts."""
         from costproof.analytic.collectives import ExchangedPairs, GatheredTokens
         from costproof.analytic.experts import MaskedRows
 
@@ -592,9 +592,9 @@ class Shards:
 
 
 _BEFORE_SPLIT: Final = frozenset({"text.layer.norm1", "text.layer.norm2", "text.norm"})
-"""Roles of norms before split modules, behind which ranks that share tokens gather those of all."""
+"""Roles of norms before split modules, after which ranks that share tokens gather the tokens of all."""
 OF_OWN_TOKENS: Final = _BEFORE_SPLIT | {"text.layer", "text.layer.norm1_after", "text.layer.norm2_after"}
-"""Roles of modules that process the own tokens of ranks that share tokens: norms and additions."""
+"""Roles of modules that process only a rank's own tokens if ranks share tokens: norms and additions."""
 _REDUCED: Final[Mapping[str, Part]] = {
     "text.embedding": "embedding",
     "text.layer.attention.out": "attention",
@@ -602,16 +602,16 @@ _REDUCED: Final[Mapping[str, Part]] = {
     "text.layer.experts": "experts",
     "text.layer.shared.down": "shared",
 }
-"""Role of a module whose results are parts of a sum over ranks -> part of the plan."""
+"""Part of the plan of each module whose results ranks add up, by role."""
 
 
 KV_COPIES: Final = "key/value heads that several ranks hold"
 _LATENTS: Final = (".q_down", ".q_norm", ".kv_down", ".kv_norm")
-"""Ends of roles of modules whose results are latents, which every rank needs whole."""
+"""Suffixes of the roles of modules that compute latents, which every rank needs in full."""
 
 
 def part_of(role: str) -> Part | None:
-    """Return the part of a plan that a module belongs to; ``None`` for norms, routers and containers.
+    """Return the decoder part to which a module belongs; ``None`` for norms, routers and containers.
 
     A norm of queries or keys has one head's weights, which all heads share.
     """
@@ -634,7 +634,7 @@ _PARTS_OF: Final[Mapping[str, Part]] = {
 
 
 def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
-    """Return the name of what every rank has whole."""
+    """Return a name for the costs of a module that is whole on every rank."""
     if latent:
         return "latents of MLA, and the projections to them"
     if not role.startswith(("text.", "lm_head")):
@@ -645,7 +645,7 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
 
 
 def _mixtures(config: DecoderConfig, style: DecoderStyle | None) -> RoutedLayers | None:
-    """Return the mixtures of experts of a decoder with the limits of its router; ``None`` without them."""
+    """Return the mixtures of experts of a decoder with the group limits of its router; ``None`` without experts."""
     experts = getattr(config, "experts", 0)
     if not experts or style is None or style.routing is None:
         return None

@@ -1,4 +1,4 @@
-"""The base class of targets that are a causal language model of transformers.
+"""Define the base class of targets that are a causal language model of transformers.
 
 A family adds its configuration and a :class:`~costproof.models.decoding.formulas.DecoderStyle`.
 """
@@ -82,7 +82,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 
 C = TypeVar("C", bound=DecoderConfig)
 _LAYER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
-"""The index of a layer in the path of its attention."""
+"""Pattern of the layer index in a module path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class CausalTarget(Native[C]):
     extra_settings: ClassVar[tuple[Setting, ...]] = ()
     """Settings of a run in addition to those of every decoder."""
     plan: ClassVar[ShardPlan | None] = SPLIT_ALL
-    """How the class of transformers is split over devices; ``None`` if that is not described."""
+    """Tensor-parallel plan of the class of transformers; ``None`` if the formulas do not describe it."""
 
     @property
     def decoder(self) -> Decoder:
@@ -108,7 +108,7 @@ class CausalTarget(Native[C]):
         return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
 
     def _of_stage(self, workload: Workload) -> Decoder:
-        """Return the calling convention of the layers on the counted rank."""
+        """Return the calling convention of the decoder, limited to the layers of the counted rank's pipeline stage."""
         decoder, mesh = self.decoder, workload.mesh
         if mesh.pp == 1:
             return decoder
@@ -116,13 +116,13 @@ class CausalTarget(Native[C]):
         return replace(decoder, own=tuple(own), windows=tuple(decoder.windows[i] for i in own if decoder.windows))
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder; by default not at all."""
+        """Return the differences of the layers from the default decoder; by default, there are none."""
         from costproof.models.decoding.formulas import DecoderStyle
 
         return DecoderStyle()
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
         from costproof.models.decoding.formulas import decoder_ledger
 
         return decoder_ledger(self.config, workload, self.style(), self.plan_of(workload))
@@ -135,12 +135,12 @@ class CausalTarget(Native[C]):
             Problems: the plan that the workload names does not fit the model.
         """
         if self.plan is None:
-            raise BadInput("it is not described how this model is split over devices", where=self.name)
+            raise BadInput("costproof has no plan that splits this model over devices", where=self.name)
         style = self.style()
         return chosen_plan(self.config, workload, self.plan, style, style.names())
 
     def shares(self, workload: Workload) -> Shards:
-        """Return how the ranks of a workload's mesh share the model.
+        """Return the division of the model among the ranks of a workload's mesh.
 
         Raises:
             BadInput: no plan describes it.
@@ -163,7 +163,7 @@ class CausalTarget(Native[C]):
         return replace(found, padding=tuple(padding.items()))
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
@@ -176,7 +176,7 @@ class CausalTarget(Native[C]):
         return decoder_tapes(self.config, workload, stack, capped=style.logits_capped, shards=shards)
 
     def blocked_cache(self, workload: Workload) -> cache_dtype.BlockedCache | None:
-        """Return the blocks of the cache; ``None`` if the workload does not request them.
+        """Return the cache in blocks of tokens; ``None`` if the workload requests no blocks.
 
         The bytes of a token in a layer are those that the formulas append for a prompt of one token.
 
@@ -203,7 +203,7 @@ class CausalTarget(Native[C]):
         )
 
     def token_padding(self, workload: Workload) -> tuple[TokenPadding, ...]:
-        """Return the padding of the tokens of each stage; empty if the workload requests none.
+        """Return the token padding of each stage; empty if the workload requests none.
 
         The FLOPs are those of a packed call whose linear layers have more tokens, and its attention and logits not.
         """
@@ -222,7 +222,7 @@ class CausalTarget(Native[C]):
         return tuple(found)
 
     def _packed_flops(self, workload: Workload, rows: Sequence[BatchRow], tokens: int) -> int:
-        """Return the FLOPs of one call with rows whose linear layers process ``tokens`` tokens."""
+        """Return the FLOPs of one packed call of rows, in which linear layers process ``tokens`` tokens."""
         inputs = {k: v for k, v in workload.inputs.items() if k not in (PAST, PAD_TO, KV_BLOCK)}
         inputs[ROWS] = ",".join(row.text for row in rows)
         real = sum(row.count * row.new for row in rows)
@@ -234,7 +234,7 @@ class CausalTarget(Native[C]):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether transformers would give a model with this configuration the cache that the formulas assume."""
+        """Return whether transformers creates, for this configuration, the cache that the formulas assume."""
         return type(cls.default().config).caches_as(config)
 
     @classmethod
@@ -251,7 +251,7 @@ class CausalTarget(Native[C]):
         return replace(self.config, layers=kept), {"decoder layers": cut} if cut else {}
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Move ``seq_len`` in ``given`` to ``text_tokens``; return the workload unchanged."""
+        """Rename ``seq_len`` in ``given`` to ``text_tokens``, and store its plan and rows; return the same workload."""
         length = given.pop("seq_len", None)
         if length is not None:
             if given.get("text_tokens") not in (None, length):
@@ -286,7 +286,7 @@ class CausalTarget(Native[C]):
         return found
 
     def _flash_problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why a run with FlashAttention is not described."""
+        """Return an error for each reason why a run with FlashAttention has no formulas."""
         if workload.attention != FLASH:
             return []
         found: list[CostproofError] = []
@@ -321,7 +321,7 @@ class CausalTarget(Native[C]):
         return found if chosen is None or found == made else replace(found, name="custom")
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
+        """Return the counted rank's invocations of prefill and decode, with the values of their symbols."""
         more = {} if workload.mesh.one else mesh_symbols(self.config, workload, self.plan_of(workload))
         mine = workload.own
         if workload.mesh.cp > 1:
@@ -348,7 +348,7 @@ class CausalTarget(Native[C]):
 
     @classmethod
     def proof_settings(cls) -> tuple[Setting, ...]:
-        """Return the settings of a proof: the mesh over which ranks are compared."""
+        """Return the settings of a proof: the mesh whose ranks are compared."""
         if cls.plan is None:
             return ()
         return (*(s for s in common.MESH if s.name not in (RANK, PAIRS)), common.CP_PLAN)
@@ -362,7 +362,7 @@ class CausalTarget(Native[C]):
         dispatch: str | None = None,
         **axes: int | str,
     ) -> Proof:
-        """Return the proof of both stages in symbolic sizes, and for random configurations if the family draws any.
+        """Return the proof of both stages in symbolic sizes, and for random configurations of families that draw any.
 
         Args:
             plan: by which ranks share the model.
@@ -399,7 +399,7 @@ class CausalTarget(Native[C]):
         return model
 
     def build(self, workload: Workload) -> nn.Module:
-        """Return the model that is exported; of several devices, the part of the counted rank.
+        """Return the model to export; on several devices, the counted rank's part.
 
         Raises:
             Incomplete: no graph counts a rank of this mesh.
@@ -408,7 +408,7 @@ class CausalTarget(Native[C]):
         return model if workload.mesh.one else shard_for_export(model, workload, self._of_stage(workload))
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
+        """Return the model to run; on several devices, as transformers distributes it to the counted rank.
 
         Raises:
             Problems: the checkpoint does not fit.
@@ -418,7 +418,7 @@ class CausalTarget(Native[C]):
         return distributed(Native.build_run(self, workload, progress), workload)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """Return the stages in which a module runs: all of them."""
+        """Return the stages in which a module runs, which are all stages of the workload."""
         return STAGES if workload.new_tokens else STAGES[:1]
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
@@ -443,7 +443,7 @@ class CausalTarget(Native[C]):
         return tuple(jobs) if of_one and not shared else exports.of_rank(jobs, workload, shared)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return jobs that run the prefill and some decode steps, each in isolation."""
+        """Return jobs that run the prefill and some decode steps in isolation."""
         own, whole = (_own(workload, whole=whole) for whole in (False, by_heads(self.config, workload)))
         prompt, *_ = exports.stage_runs(model, own, self.decoder, own.text_tokens)
         return (prompt, *exports.stage_runs(model, whole, self.decoder, whole.text_tokens)[1:])
@@ -478,7 +478,7 @@ class CausalTarget(Native[C]):
 
 
 def _own(workload: Workload, *, whole: bool = False) -> Workload:
-    """Return the workload with the sequences that the counted rank runs; of a stage before the last, all positions.
+    """Return the workload of the counted rank: its sequences, and logits everywhere before the last pipeline stage.
 
     Args:
         whole: whether the rank attends to all positions of a sequence that ranks share.

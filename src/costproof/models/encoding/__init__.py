@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 STAGE: Final = "forward"
-"""Name of the stage of a model that runs in one forward, of its invocation, and of its run."""
+"""Name of the only stage of an encoder, and of its invocation and its run."""
 
 
 def place(path: str, call: int) -> tuple[str, str]:
-    """Return the only stage and invocation of an encoder."""
+    """Return the only stage and invocation of an encoder, for any module call."""
     return STAGE, STAGE

@@ -1,4 +1,4 @@
-"""Configurations of encoders: the fields that families share, and how a ``config.json`` is read."""
+"""Define configurations of encoders: the fields that families share, and how a ``config.json`` is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from costproof.ledger.errors import BadInput, CostproofError
 
 NO_CLASSIFIER: Final = {"labels": "the class has no classifier"}
 ONE_CLASS: Final = {"architecture": "the formulas describe one class", **NO_CLASSIFIER}
-"""Fields that no draw of a proof varies, for a family with a single class -> the reason."""
+"""Fields that no draw of a proof varies, for a family with a single class, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class EncoderConfig(NativeConfig):
     heads: int
     activation: str
     architecture: str
-    """The class of transformers."""
+    """Name of the class in transformers."""
     labels: int = 0
     """Number of classes of the classifier; 0 if the class has no classifier."""
     waived: tuple[tuple[str, str], ...] = ()
-    """Keys of the file that decide no cost, with the reason."""
+    """Keys of the file that affect no cost, with the reason."""
 
     architectures: ClassVar[Mapping[str, bool]]
-    """Classes of transformers that the formulas describe -> whether it has a classifier.
+    """Classes of transformers that the formulas describe, and whether each has a classifier.
 
     The first is the default of a file that names no class.
     """
@@ -43,19 +43,19 @@ class EncoderConfig(NativeConfig):
         "heads": "num_attention_heads",
         "activation": "hidden_act",
     }
-    """Fields -> their keys in a file.
+    """Keys in a file, by field.
 
     The default of an omitted key is that of the class in transformers: the default of the field, or the entry in
     :attr:`class_defaults`.
     """
     class_defaults: ClassVar[Mapping[str, Any]] = {}
-    """Keys -> defaults of the class in transformers, where they differ from the default of the field."""
+    """Defaults of the class in transformers that differ from the field's default, by key."""
     unused_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys of this family that decide no cost -> the reason."""
+    """Keys of this family that affect no cost, with the reason."""
     reads_head_dim: ClassVar[bool] = False
-    """Whether the class takes the width of a head from ``head_dim`` if a file has it."""
+    """Whether the class reads ``head_dim`` from a file that has this key."""
     prefix: ClassVar[str]
-    """Prefix of its symbols, for example ``vision``."""
+    """Prefix of the symbols of this configuration, for example ``vision``."""
 
     @property
     def head_dim(self) -> int:
@@ -63,12 +63,12 @@ class EncoderConfig(NativeConfig):
         return self.hidden // self.heads
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
+        """Return the values by symbol, without the prefix of the modality (``hidden`` for ``vision_hidden``)."""
         named = {name: getattr(self, name) for name in ("hidden", "intermediate", "layers", "heads", "head_dim")}
         return named | ({"labels": self.labels} if self.labels else {})
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         return {f"{self.prefix}_{name}": value for name, value in self.sizes().items()}
 
     def native(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class EncoderConfig(NativeConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """Read the fields of the family that have no key of their own in :attr:`keys`."""
+        """Read the fields of the family that have no entry in :attr:`keys`."""
         return {}
 
     def contradictions(self) -> list[CostproofError]:
@@ -134,9 +134,9 @@ class VisionConfig(EncoderConfig):
     """Configuration of an encoder of square images, cut into square patches."""
 
     image: int = 224
-    """Side of the images that the table of positions is made for, in pixels."""
+    """Side, in pixels, of the images for which the position table was made."""
     patch: int = 16
-    """Side of a patch, in pixels."""
+    """Side of a square patch, in pixels."""
     channels: int = 3
 
     keys: ClassVar[Mapping[str, str]] = {
@@ -147,7 +147,7 @@ class VisionConfig(EncoderConfig):
     }
     prefix: ClassVar[str] = "vision"
     two_sides: ClassVar[bool] = True
-    """Whether the class takes a list of two equal sides for a side."""
+    """Whether files may give an image or patch size as a list of two equal sides."""
     class_token: ClassVar[bool] = True
     """Whether a class token precedes the patches."""
 
@@ -163,7 +163,7 @@ class VisionConfig(EncoderConfig):
 
     @classmethod
     def read_field(cls, top: Section, name: str, kind: object) -> Any:
-        """Read one field as the file states it; an image or patch size may be a list of two equal sides."""
+        """Read one field from the file; an image or patch size may be a list of two equal sides."""
         key = cls.keys[name]
         sides = top.data.get(key)
         if (
@@ -208,11 +208,11 @@ class TextEncoderConfig(EncoderConfig):
 
     @property
     def masked(self) -> bool:
-        """Return whether the class is a masked language model, whose head shares the embedding's table."""
+        """Return whether the class is a masked language model, whose head is tied to the word embedding."""
         return self.architecture.endswith("ForMaskedLM")
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, with names that lack the prefix of the modality (``hidden`` for ``text_hidden``)."""
+        """Return the values by symbol, without the prefix of the modality (``hidden`` for ``text_hidden``)."""
         return EncoderConfig.sizes(self) | {"vocab": self.vocab, "positions": self.max_positions}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The domain of a proof about a model with stages: symbolic input sizes, and random small configurations."""
+"""Define the domain of a proof about a model with stages: symbolic input sizes, and random small configurations."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from costproof.models.proof import Piece, Proof, Provable, reasons
 from costproof.patches.flash_attention import FLASH
 
 ACTIVATIONS: Final = tuple(ACTIVATION_FLOPS)
-"""Activations that a proof draws: all that have a formula."""
+"""Activation functions that a proof draws from: all that have a formula."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Ranges from which the parameters of random configurations are drawn, and how symbols follow from them."""
+    """Value ranges of the parameters of random configurations, and the symbols that follow from them."""
 
     ranges: Mapping[str, range]
-    """Parameter -> its values, drawn uniformly and independently of all others."""
+    """Values of each parameter, drawn uniformly and independently of all others."""
     independent: Mapping[str, str]
-    """Symbols -> expressions in drawn parameters."""
+    """Expressions of symbols in drawn parameters, by symbol."""
     not_varied: tuple[str, ...]
-    """Properties that no draw varies, for the certificate."""
+    """Properties that no draw varies, as the certificate lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Domain:
     """Workloads of its configuration whose ledgers are compared as expressions; the first is the default."""
     parameters: Parameters
     sizes: tuple[int, ...] = ()
-    """Image sides for which the exports of :attr:`variants` are valid, if they are valid only for fixed sizes."""
+    """Image sides at which the exports of :attr:`variants` hold; empty if they hold for all sides."""
 
 
 IMAGES: Final = Parameters(
@@ -65,7 +65,7 @@ IMAGES: Final = Parameters(
     },
     ("kernels other than sdpa and eager", "images and patches that are not square"),
 )
-"""Parameters of an encoder of images; heads share the width, and some pixels are outside of all patches."""
+"""Parameters of an image encoder; heads divide the width, and some pixels are outside of all patches."""
 
 TEXTS: Final = Parameters(
     {
@@ -83,7 +83,7 @@ TEXTS: Final = Parameters(
     {"text_hidden": "text_heads*text_head_dim"},
     ("kernels other than sdpa and eager", "padded texts: every token is computed"),
 )
-"""Parameters of an encoder of text; heads share the width."""
+"""Parameters of a text encoder; heads divide the width."""
 
 PATCHES: Final = Parameters(
     {
@@ -108,7 +108,7 @@ PATCHES: Final = Parameters(
     },
     ("kernels other than sdpa and eager", "images that are not square", "several images: as many runs"),
 )
-"""Parameters of an encoder of the patches of one image, which merges neighbouring patches."""
+"""Parameters of an encoder of one image's patches, in which neighbouring patches are merged."""
 TWO_STACKS: Final = Parameters(
     {
         "text_heads": range(1, 9),
@@ -129,7 +129,7 @@ TWO_STACKS: Final = Parameters(
 
 
 class DrawnTarget(Provable, Protocol):
-    """Target that can be proved for random configurations of its family."""
+    """Protocol of targets that can be proved for random configurations of their family."""
 
     @property
     def config(self) -> Config:
@@ -146,10 +146,10 @@ class DrawnTarget(Provable, Protocol):
         """Return the domain of a proof."""
 
     def quantised_as(self, other: Any) -> DrawnTarget:
-        """Return the same model in the formats of the checkpoint of another."""
+        """Return the same model with the checkpoint formats of another model."""
 
     def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[DrawnTarget, dict[str, bool]]:
-        """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
+        """Draw a random small configuration; return its target, and whether it has each feature.
 
         Args:
             p: values of the parameters of :meth:`domain`.
@@ -157,7 +157,7 @@ class DrawnTarget(Provable, Protocol):
         """
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return the workload with the input sizes of a random draw."""
+        """Return the workload with randomly drawn input sizes."""
 
 
 def proof(target: DrawnTarget, samples: int, seed: int) -> Proof:
@@ -184,7 +184,7 @@ def proof(target: DrawnTarget, samples: int, seed: int) -> Proof:
 def _drawn(
     family: DrawnTarget, parameters: Parameters, seed: int, number: int
 ) -> tuple[Piece[Provable], dict[str, bool]]:
-    """Return the piece of a proof for random configuration ``number``, the same on every machine, and its features."""
+    """Return the proof piece of random configuration ``number``, the same on every machine, and its features."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}
     depth = max(value for name, value in family.info().symbols.items() if name.endswith("_layers"))

@@ -1,4 +1,4 @@
-"""Closed formulas of encoders of images and of texts: shared blocks, configured by the style of a family."""
+"""Closed formulas of image and text encoders: shared blocks that the style of a family configures."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from costproof.patches.flash_attention import FLASH, WHOLE_HEADS
 
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 IMAGES: Final = sym("B")
-"""Number of images in the batch of a model that reads only images."""
+"""Symbol of the number of images in the batch, for models that read only images."""
 _TEXT_LAYER: Final = "text.layer"
 
 
 def encoder_ledger(parts: Iterable[ModulePart], names: Mapping[str, str], border: Size) -> Ledger:
-    """Return the symbolic ledger of an encoder's single stage: ``exprs`` are set, ``costs`` are empty.
+    """Return the symbolic ledger of an encoder's stage, with formulas (``exprs``) and without numbers (``costs``).
 
     Args:
         names: role -> module path.
@@ -45,27 +45,27 @@ def encoder_ledger(parts: Iterable[ModulePart], names: Mapping[str, str], border
 
 @dataclass(frozen=True, slots=True)
 class VisionStyle:
-    """Differences between encoders of images that sizes do not express, up to the output of the last layer."""
+    """Differences between image encoders that sizes do not express, up to the output of the last layer."""
 
     bias: tuple[Projection, ...] = ALL_PROJECTIONS
     """Attention projections that have a bias."""
     patch_bias: bool = True
     own_table: bool = True
-    """Whether the table of positions is a parameter of the embeddings; otherwise it is an embedding module."""
+    """Whether the position table is a parameter of the embeddings module; otherwise it is an ``nn.Embedding``."""
     mask_token: bool = False
     norm_first: bool = False
-    """Whether the input of the first layer is normalised."""
+    """Whether a norm precedes the first layer."""
     layer_scale: bool = False
     upcast: bool = True
-    """Whether eager attention takes the softmax in float32; it decides no cost but memory."""
+    """Whether eager attention computes the softmax in float32; this affects only memory."""
     resampled_in_float32: bool = False
-    """Whether positions are resampled in float32; it decides no cost but memory."""
+    """Whether positions are resampled in float32; this affects only memory."""
     mlp: Mlp | None = None
-    """The MLP of a layer; ``None`` for a plain one."""
+    """MLP of a layer; ``None`` for two linear layers with an activation."""
     containers: tuple[str, ...] = ()
     """Roles of modules without operators: they only call others, or have no effect outside of training."""
     layer_containers: tuple[tuple[str, int], ...] = ()
-    """Role -> number of calls, of such modules in each layer."""
+    """Number of calls of each module without operators in a layer, as (role, calls)."""
 
 
 def image_tokens(config: VisionConfig) -> Size:
@@ -76,7 +76,7 @@ def image_tokens(config: VisionConfig) -> Size:
 def vision_encoder(
     config: VisionConfig, style: VisionStyle, *, resampled: bool, eager: bool, images: Size = IMAGES
 ) -> tuple[ModulePart, ...]:
-    """Return the parts from the pixels to the output of the last layer, on images of G x G patches.
+    """Return the module parts from the pixels to the output of the last layer, on images of G x G patches.
 
     Their roles are ``vision.embeddings``, ``vision.patches.projection``, ``vision.positions``, ``vision.norm_first``,
     and those of the layers below ``vision.layer``.
@@ -117,7 +117,7 @@ def vision_encoder(
 
 
 def vision_layer(config: VisionConfig, style: VisionStyle, *, eager: bool) -> TransformerLayer:
-    """Return a layer of :func:`vision_encoder`."""
+    """Return the transformer layer that :func:`vision_encoder` repeats."""
     width, heads = sym("vision_hidden"), sym("vision_heads")
     attention = AttentionBlock(
         width=width,
@@ -144,9 +144,9 @@ def vision_tape(
     count: int | None = None,
     from_last: int = 0,
 ) -> tuple[LayerTape, Piece]:
-    """Record the operators of :func:`vision_encoder`; return the memory tape, and the piece of the last layer's result.
+    """Record the operators of :func:`vision_encoder`; return the memory tape and the last layer's result on it.
 
-    All layers hold the same, so that one of them is recorded; behind one whose result is kept, two.
+    All layers hold the same, so that one of them is recorded; after one whose result is kept, two.
 
     Args:
         grid: patches along a side of the images.
@@ -181,7 +181,7 @@ def vision_tape(
 def branches_of(
     config: EncoderConfig, workload: Workload, *, tokens: int, sequences: int | None = None
 ) -> CopyBranches:
-    """Return the branches of an encoder's operators.
+    """Return the sizes of an encoder call that decide whether its operators copy an argument or use a view.
 
     Args:
         tokens: of one text or image.
@@ -199,17 +199,17 @@ def branches_of(
 
 
 def pixels(images: Size = IMAGES) -> Size:
-    """Return the number of elements of the images."""
+    """Return the number of elements (pixels times channels) of all images."""
     return images * sym("vision_channels") * sym("H") ** 2
 
 
 def last_norm(config: VisionConfig) -> ModulePart:
-    """Return the part of the layer norm after the last layer, on all tokens; its role is ``vision.norm``."""
+    """Return the layer norm after the last layer, on all tokens, as the part with role ``vision.norm``."""
     return ModulePart("vision.norm", (LayerNorm(sym("B") * image_tokens(config), sym("vision_hidden"), sym("b")),))
 
 
 def layer_names(layer: str, *, attention: str, out: str, norms: tuple[str, str]) -> dict[str, str]:
-    """Return role -> module path of a layer, as most encoders of transformers name them.
+    """Return the module paths of a layer by role, as most encoders of transformers name them.
 
     Args:
         layer: path of a layer; ``{i}`` is its index.
@@ -234,22 +234,22 @@ def layer_names(layer: str, *, attention: str, out: str, norms: tuple[str, str])
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderStyle:
-    """Differences between encoders of text that sizes do not express; the default is BERT."""
+    """Differences between text encoders that sizes do not express; the default is BERT."""
 
     segments: bool = True
     """Whether a segment embedding is added to every token."""
     positions_from_ids: bool = False
     """Whether the positions of each text are computed from its token ids."""
     added_apart: bool = True
-    """Whether each residual addition runs in a separate module."""
+    """Whether each residual addition runs in a module of its own."""
     head_first: bool = False
-    """Whether the head for masked words, instead of the embedding, owns the shared table."""
+    """Whether the masked-word head owns the word table that it shares with the embedding."""
     layer_containers: tuple[str, ...] = ("block", "attention_dropout", "mlp_dropout")
     """Roles of the modules of a layer that have no operators."""
 
 
 def text_encoder(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: bool) -> tuple[ModulePart, ...]:
-    """Return the parts from the token ids to the output of the last layer, on B texts of S tokens.
+    """Return the module parts from the token ids to the output of the last layer, on B texts of S tokens.
 
     Args:
         eager: whether attention scores are materialised.
@@ -275,7 +275,7 @@ def text_encoder(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: b
 
 
 def text_layer(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: bool) -> TransformerLayer:
-    """Return a layer of :func:`text_encoder`."""
+    """Return the transformer layer that :func:`text_encoder` repeats."""
     width, heads = sym("text_hidden"), sym("text_heads")
     attention = AttentionBlock(
         width=width,
@@ -293,7 +293,7 @@ def text_layer(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: boo
 
 
 def text_tape(config: TextEncoderConfig, style: TextEncoderStyle, workload: Workload) -> tuple[LayerTape, Piece]:
-    """Record the operators of :func:`text_encoder`; return as :func:`vision_tape`."""
+    """Record the operators of :func:`text_encoder`; return the memory tape and the last layer's result on it."""
     call = StackCall(sym("B"), sym("S"), sym("b"))
     made = LayerTape(call, branches_of(config, workload, tokens=workload.text_tokens))
     ids = made.tape.give(INT64 * call.rows)
@@ -305,7 +305,7 @@ def text_tape(config: TextEncoderConfig, style: TextEncoderStyle, workload: Work
 def masked_words(
     function: str, *, holds_bias: str, activates: str = "cls.activation", owns_words: bool = False
 ) -> tuple[ModulePart, ...]:
-    """Return the parts of a masked-language-model head: a linear layer, a norm, and the table of the embedding.
+    """Return the parts of a masked-language-model head: a linear layer, a norm, and the tied output projection.
 
     They are in the order in which they run.
 

@@ -1,4 +1,4 @@
-"""The base class of encoders of images, which run on a batch of square images of one size."""
+"""Define the base class of image encoders, which run on a batch of square images of one size."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ class VisionTarget(EncoderTarget[C]):
 
     @abstractmethod
     def style(self) -> VisionStyle:
-        """Return how the encoder differs from others, up to the output of the last layer."""
+        """Return the differences of this encoder from others, up to the output of the last layer."""
 
     @abstractmethod
     def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
-        """Record the operators after the last layer; return the pieces of what the model returns.
+        """Record the operators after the last layer; return the tensors that the model returns, as tape entries.
 
         Args:
             hidden: the result of the last layer.
         """
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of the forward."""
+        """Return the memory tape of the forward by (stage, invocation, part)."""
         from costproof.models.encoding.formulas import vision_tape
 
         made, hidden = vision_tape(self.config, self.style(), workload, grid=self.values(workload)["G"])
@@ -74,12 +74,12 @@ class VisionTarget(EncoderTarget[C]):
         return replace(workload, inputs={SIZE: side, **(more or {})}, what=f"images of {side} x {side}")
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with images of the given size."""
+        """Return the workload with images of the size in ``given``."""
         side = given.pop(SIZE, None)
         return workload if side is None else self._sized(workload, side)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for a batch out of range, an image smaller than a patch, or kernels that do not exist."""
+        """Return an error for an invalid batch, for images smaller than a patch, and for missing attention kernels."""
         found, side = EncoderTarget.problems(self, workload), side_of(workload)
         if not self.config.patch <= side <= _LARGEST:
             expected = f"{self.config.patch} (a patch) to {_LARGEST}"
@@ -92,7 +92,7 @@ class VisionTarget(EncoderTarget[C]):
         return {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "H": side, "G": side // self.config.patch}
 
     def resampled(self, workload: Workload) -> bool:
-        """Return whether the position table is resampled: the images have another patch grid than it was made for."""
+        """Return whether the position table is resampled, because it was made for another patch grid."""
         return side_of(workload) // self.config.patch != self.config.grid
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
@@ -101,12 +101,12 @@ class VisionTarget(EncoderTarget[C]):
         return {"interpolate_pos_encoding": True} if self.resamples and other else {}
 
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
-        """Return the shape and dtype of the images, [B, channels, H, H]."""
+        """Return the shape [B, channels, H, H] and the dtype of the images, by argument name."""
         side = side_of(workload)
         return {"pixel_values": TensorSpec((workload.batch, self.config.channels, side, side), workload.dtype)}
 
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
-        """Return images of the same size for an export; their number is symbolic."""
+        """Return images of the workload's size for an export, with a symbolic batch."""
         return self.inputs(replace(workload, batch=3)), (SymbolicSize(("pixel_values",), 0, "B"),)
 
     def domain(self) -> Domain:
@@ -120,7 +120,7 @@ class VisionTarget(EncoderTarget[C]):
 
     @classmethod
     def drawn_sizes(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of the sizes that every encoder of images has."""
+        """Draw random values of the sizes that every encoder of images has, for a proof."""
         from costproof.models.encoding.domain import some_layers
 
         return {
@@ -138,7 +138,7 @@ class VisionTarget(EncoderTarget[C]):
         return self._sized(workload, p["G"] * p["vision_patch"] + p["rest"])
 
     def features(self) -> dict[str, bool]:
-        """Return feature -> whether the configuration has it, for features that are not sizes in a formula."""
+        """Return whether the configuration has each feature, for features that are not sizes in a formula."""
         return {"another activation than GELU": self.config.activation != "gelu"}
 
 

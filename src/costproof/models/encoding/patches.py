@@ -1,4 +1,4 @@
-"""Encoders of images that take flattened patches and merge neighbouring ones into tokens, as those of Qwen-VL."""
+"""Support image encoders that take flattened patches and merge neighbouring ones into tokens, as in Qwen-VL."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from costproof.models.encoding.formulas import ALL_PROJECTIONS
 
 @dataclass(frozen=True, slots=True)
 class PatchConfig(EncoderConfig):
-    """Sizes of patches and tokens, in addition to those of every encoder."""
+    """Configuration of an encoder of flattened patches: sizes of patches and of merged tokens."""
 
     out: int = 0
-    """Width of the decoder that reads the tokens."""
+    """Width of the tokens, which is that of the decoder that reads them."""
     patch: int = 16
     frames: int = 2
-    """Number of frames of a patch; an image is repeated."""
+    """Number of video frames per patch; an image is repeated for each."""
     merge: int = 2
-    """Side of a token in patches."""
+    """Number of patches along each side of a token."""
     channels: int = 3
 
     not_drawn: ClassVar = ONE_CLASS
@@ -45,7 +45,7 @@ class PatchConfig(EncoderConfig):
     }
     prefix: ClassVar[str] = "vision"
     chosen_layers: ClassVar[tuple[str, str]]
-    """Field that holds the indices of some layers, and its key in a file."""
+    """Field with the indices of the layers that differ from others, and its key in a file."""
 
     @property
     def volume(self) -> int:
@@ -54,7 +54,7 @@ class PatchConfig(EncoderConfig):
 
     @property
     def step(self) -> int:
-        """Return the pixels along the side of a token: those of ``merge`` patches."""
+        """Return the side in pixels of the square of ``merge`` x ``merge`` patches that makes a token."""
         return self.patch * self.merge
 
     def sizes(self) -> dict[str, int]:
@@ -78,7 +78,7 @@ class PatchConfig(EncoderConfig):
 
     @staticmethod
     def drawn_sizes(p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of all sizes except ``out`` and ``merge``."""
+        """Draw random values of all sizes except ``out`` and ``merge``, for a proof."""
         from costproof.models.encoding.domain import some_layers
 
         return {
@@ -93,7 +93,7 @@ class PatchConfig(EncoderConfig):
 
 
 def patch_names(path: str = "") -> dict[str, str]:
-    """Return role -> module path, for a tower at ``path``; merger and MLP are not included."""
+    """Return the module paths of a tower at ``path`` by role, without merger and MLP."""
     tower = f"{path}." if path else ""
     layer = f"{tower}blocks.{{i}}"
     return {
@@ -135,7 +135,7 @@ def patch_attention(patches: Size, *, eager: bool, **more: Any) -> AttentionBloc
 
 
 def axial_table(made: LayerTape, places: Piece, head_dim: Size) -> tuple[Piece, Piece]:
-    """Record cosines and sines of rows and columns of all patches, in float32.
+    """Record the float32 tables of cosines and sines of the rows and columns of all patches.
 
     Source: ``Qwen2_5_VisionRotaryEmbedding.forward`` (transformers).
     """
@@ -168,9 +168,9 @@ class PackedLengths:
         return self
 
     def __floordiv__(self, merged: int) -> PackedLengths:
-        """Return the number of tokens, each made of ``merged`` patches."""
+        """Return the numbers of tokens of ``merged`` patches each, in place of a quotient of tensors."""
         return PackedLengths(tuple(n // merged for n in self.lengths))
 
     def tolist(self) -> list[int]:
-        """Return the sequence lengths."""
+        """Return the sequence lengths as a list of integers."""
         return list(self.lengths)

@@ -1,4 +1,4 @@
-"""The base class of targets that are an encoder of transformers: one stage and one forward."""
+"""Define the base class of targets that are an encoder of transformers: one stage and one forward."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class EncoderTarget(Native[C]):
 
     stages: ClassVar[tuple[str, ...]] = (STAGE,)
     input_settings: ClassVar[tuple[Setting, ...]]
-    """Settings of its input."""
+    """Settings of the input size."""
     batched: ClassVar[bool] = True
-    """Whether a run may have several inputs."""
+    """Whether a run may have more than one text or image."""
 
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
 
     @abstractmethod
     def values(self, workload: Workload) -> dict[str, int]:
@@ -61,7 +61,7 @@ class EncoderTarget(Native[C]):
     @classmethod
     @abstractmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[EncoderTarget[Any], dict[str, bool]]:
-        """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
+        """Draw a random small configuration; return its target, and whether it has each feature.
 
         Args:
             p: values of the parameters of :meth:`domain`.
@@ -70,10 +70,10 @@ class EncoderTarget(Native[C]):
 
     @abstractmethod
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return the workload with the input sizes of a random draw."""
+        """Return the workload with randomly drawn input sizes."""
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
-        """Return the keyword arguments of a forward other than tensors."""
+        """Return the keyword arguments of a forward that are not tensors."""
         return {}
 
     @classmethod
@@ -82,7 +82,7 @@ class EncoderTarget(Native[C]):
         return (*cls.input_settings, *batch, common.DTYPE, replace(common.ATTENTION, choices=cls.attentions))
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration with only the first layers, and the truncation."""
+        """Return the configuration truncated to its first layers, and a description of the truncation."""
         kept, cut = layers_cut("encoder", layers, 1, self.config.layers)
         return replace(self.config, layers=kept), {"encoder layers": cut} if cut else {}
 
@@ -91,7 +91,7 @@ class EncoderTarget(Native[C]):
         return common.batch_problems(workload, head_dim) + common.device_problems(workload, self.options)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the one invocation, with the values of its symbols."""
+        """Return the only invocation of the encoder, with the values of its symbols."""
         return (Invocation(STAGE, STAGE, 1, self.values(workload), tuple(self.takes(workload).values())),)
 
     def inputs(self, workload: Workload) -> Tensors:
@@ -131,7 +131,7 @@ class EncoderTarget(Native[C]):
 
 
 def _with_values(run: Run, id_limit: int, seed: int) -> Run:
-    """Return the run with random input values in place of meta tensors, and the output that a traced run must equal.
+    """Return the run with random inputs in place of meta tensors, and with the output that tracing must reproduce.
 
     Args:
         id_limit: exclusive upper bound of random integers; floats are drawn from a normal distribution.

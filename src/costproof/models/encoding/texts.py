@@ -1,4 +1,4 @@
-"""The base class of encoders of text, which run on a batch of texts of one length."""
+"""Define the base class of text encoders, which run on a batch of texts of one length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain
 
 _BATCH, _LENGTH = 3, 37
-"""Batch and length that exports use as examples: torch.export specializes 1, and merges equal sizes."""
+"""Example batch and text length of exports: unequal and above 1, so that torch.export keeps both symbolic."""
 PRESETS: Final = (
     NamedWorkload("text", "a text of 512 tokens", {"text": 512}, default=True),
     NamedWorkload("sentence", "a text of 32 tokens", {"text": 32}),
@@ -44,19 +44,19 @@ class TextTarget(EncoderTarget[C]):
     input_settings: ClassVar[tuple[Setting, ...]] = (common.SEQ_LEN,)
     attentions: ClassVar[tuple[AttentionKind, ...]] = get_args(AttentionKind)
     prefix: ClassVar[str]
-    """Path of the encoder in classes with a head, followed by a dot."""
+    """Module path of the encoder in classes with a head, followed by a dot."""
     pools: ClassVar[bool] = True
-    """Whether the class without a head pools the first token."""
+    """Whether the class without a head has a pooler of the first token."""
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
     notation: ClassVar[dict[str, SymbolDoc]] = TEXT_SYMBOLS
 
     @abstractmethod
     def style(self) -> TextEncoderStyle:
-        """Return how the layers differ from those of BERT."""
+        """Return the differences of the layers from those of BERT."""
 
     @abstractmethod
     def names(self, path: str) -> Mapping[str, str]:
-        """Return role -> module path, for an encoder at the module path ``path``."""
+        """Return the module paths of an encoder at the module path ``path``, by role."""
 
     @abstractmethod
     def head(self) -> tuple[ModulePart, ...]:
@@ -73,7 +73,7 @@ class TextTarget(EncoderTarget[C]):
         )
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of the forward."""
+        """Return the memory tape of the forward by (stage, invocation, part)."""
         made, hidden = text_tape(self.config, self.style(), workload)
         if self.config.masked or self.config.labels:
             made.tape.keep(made.sequence(self.head(), hidden))
@@ -82,13 +82,13 @@ class TextTarget(EncoderTarget[C]):
         return {(STAGE, STAGE, STAGE): made.tape}
 
     def _pooler(self) -> tuple[ModulePart, ...]:
-        """Return the parts that pool the first token, if the class without a head has them."""
+        """Return the parts of the pooler of the first token, if the class has one."""
         width = sym("text_hidden")
         return FirstTokenPooler(width, width, "tanh").parts("text.pooler", sym("B"), sym("b")) if self.pools else ()
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the formulas describe a configuration: it is an encoder with one word table."""
+        """Return whether the formulas describe a configuration: an encoder whose head is tied to the word embedding."""
         decodes = any(config.get(key) is True for key in ("is_decoder", "add_cross_attention"))
         chunks = bool(config.get("chunk_size_feed_forward"))
         return not (decodes or chunks) and config.get("tie_word_embeddings") is not False
@@ -99,12 +99,12 @@ class TextTarget(EncoderTarget[C]):
         return Workload(name, min(tokens, self.config.longest), 0)
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with texts of the given length."""
+        """Return the workload with texts of the length in ``given``."""
         length = given.pop("seq_len", None)
         return workload if length is None else replace(workload, text_tokens=length)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for a batch or a text out of range, or kernels that do not exist."""
+        """Return an error for an invalid batch or text length, and for missing attention kernels."""
         found, most = EncoderTarget.problems(self, workload), self.config.longest
         if not 1 <= workload.text_tokens <= most:
             expected, got = f"1 to {most}", workload.text_tokens
@@ -169,5 +169,5 @@ class TextTarget(EncoderTarget[C]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of the fields that only some encoders of text have."""
+        """Draw random values of the fields that only some encoders of text have, for a proof."""
         return {}

@@ -1,4 +1,4 @@
-"""BERT: encoder of text, norms behind the additions; masked words, classes or a pooler (transformers' native class)."""
+"""BERT: encoder of text, norms after the additions; masked words, classes or a pooler (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEAD: Final = "cls.predictions"
 
 
 def bert_names(path: str) -> Mapping[str, str]:
-    """Return role -> module path, for an encoder at the module path ``path``."""
+    """Return the module paths of an encoder at the module path ``path``, by role."""
     layer, embeddings = f"{path}encoder.layer.{{i}}", f"{path}embeddings"
     own, attended = f"{layer}.attention.self", f"{layer}.attention.output"
     return {
@@ -104,7 +104,7 @@ class Bert(TextTarget[BertConfig]):
     prefix: ClassVar[str] = "bert."
 
     def style(self) -> TextEncoderStyle:
-        """Return how the layers differ from those of BERT: not at all."""
+        """Return the default style, which is that of BERT."""
         return TextEncoderStyle()
 
     def names(self, path: str) -> Mapping[str, str]:
@@ -122,7 +122,7 @@ class Bert(TextTarget[BertConfig]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Return the number of segment types, drawn at random."""
+        """Return the drawn number of segment types."""
         return {"types": p["text_types"]}
 
 

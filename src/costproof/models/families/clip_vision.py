@@ -31,7 +31,7 @@ from costproof.models.encoding.images import VisionTarget
 
 
 def clip_names(path: str) -> Mapping[str, str]:
-    """Return role -> module path, for an encoder at the module path ``path``."""
+    """Return the module paths of an encoder at the module path ``path``, by role."""
     layer = f"{path}encoder.layers.{{i}}"
     return {
         "root": "",
@@ -56,7 +56,7 @@ def clip_tower(
     root: bool = False,
     read: bool = True,
 ) -> tuple[ModulePart, ...]:
-    """Return all parts from the pixels to the normalised class token; arguments as for ``vision_encoder``.
+    """Return all module parts from the pixels to the normalised class token; arguments as for ``vision_encoder``.
 
     Args:
         root: whether a module around them calls the encoder.
@@ -69,7 +69,7 @@ def clip_tower(
 
 
 def clip_style(*, root: bool = False) -> VisionStyle:
-    """Return how the encoder differs from others; ``root`` is as for :func:`clip_tower`."""
+    """Return the differences of CLIP's tower from other image encoders; ``root`` is as for :func:`clip_tower`."""
     containers = ("vision", "vision.encoder")
     return VisionStyle(
         patch_bias=False, own_table=False, norm_first=True, containers=("root", *containers) if root else containers
@@ -77,7 +77,7 @@ def clip_style(*, root: bool = False) -> VisionStyle:
 
 
 def class_norm(images: Size = IMAGES, *, read: bool = True) -> ModulePart:
-    """Return the norm of the class token, the only one of the last layer's tokens that it reads."""
+    """Return the final layer norm, which runs only on the class token of each image."""
     return ModulePart("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b"), read),))
 
 
@@ -150,7 +150,7 @@ class ClipVision(VisionTarget[ClipVisionConfig]):
         return clip_style(root=bool(self.config.pooled))
 
     def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
-        """Record the norm of the class token and its projection, which are returned with all tokens."""
+        """Record the norm and projection of the class token; return all tokens and the projected class token."""
         pooled = tape.sequence((class_norm(),), hidden)
         return hidden, tape.sequence((self._projection(),), pooled) if self.config.pooled else pooled
 

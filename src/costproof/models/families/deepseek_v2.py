@@ -1,4 +1,4 @@
-"""DeepSeek-V2: latent attention, experts behind dense layers, shared experts (transformers' native class)."""
+"""DeepSeek-V2: latent attention, experts after dense layers, shared experts (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from costproof.models.decoding.latent import LatentConfig, LatentTarget, draw_la
 
 @dataclass(frozen=True, slots=True)
 class DeepseekV2Config(LatentConfig):
-    """Sizes, and whether experts are chosen from the best groups; by default DeepSeek-V2 (236B)."""
+    """Sizes, and whether routing is limited to the best expert groups; by default DeepSeek-V2 (236B)."""
 
     hidden: int = 5120
     intermediate: int = 12288
@@ -41,7 +41,7 @@ class DeepseekV2Config(LatentConfig):
     rope: int = 64
     value: int = 128
     limited: bool = True
-    """Whether experts are chosen only from the best groups."""
+    """Whether a token's experts are chosen only from its best groups."""
 
     model_type: ClassVar[str] = "deepseek_v2"
     not_null: ClassVar = (*LatentConfig.not_null, "routed_scaling_factor")
@@ -54,12 +54,12 @@ class DeepseekV2Config(LatentConfig):
 
     @classmethod
     def flag_names(cls) -> tuple[str, ...]:
-        """Return the names of the boolean fields that a configuration key states."""
+        """Return the names of the boolean fields that a file sets by a key."""
         return ("tied", "attention_bias")
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return experts, their groups, dense layers, and the widths of latent attention."""
+        """Read the settings of experts, expert groups and dense layers, and the widths of latent attention."""
         top.fixed("scoring_func", "softmax", why="the class has only this scoring function")
         top.fixed("mlp_bias", False, why="the formulas describe MLPs without biases")
         how = top.fixed("topk_method", "greedy", "group_limited_greedy", why="the class has only these methods")
@@ -72,7 +72,7 @@ class DeepseekV2Config(LatentConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of latent sizes and of ``limited``, which only this family has."""
+        """Draw random latent sizes and ``limited``, which only this family has, for a proof."""
         return {**draw_latents(sizes, rng), "limited": rng.random() < 0.5}
 
     def native(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latent attention, grouped experts behind dense layers, shared experts (transformers' native class)."""
+"""DeepSeek-V3: latent attention, grouped experts after dense layers, shared experts (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DeepseekV3Config(LatentConfig):
     rope: int = 64
     value: int = 128
     norm_topk: bool = True
-    """Whether the router's weights are divided by their sum."""
+    """Whether the weights of a token's experts are divided by their sum."""
 
     model_type: ClassVar[str] = "deepseek_v3"
     not_null: ClassVar = (*LatentConfig.not_null, "num_mtp_layers", "routed_scaling_factor")
@@ -94,7 +94,7 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
 
     @staticmethod
     def mistakes() -> Mistakes:
-        """Return the mistakes found in published numbers of this model."""
+        """Return the mistakes common in published numbers of this model."""
         from costproof.models.mistakes import V3_MISTAKES
 
         return V3_MISTAKES

@@ -63,7 +63,7 @@ class Dinov2Config(VisionConfig):
     patch: int = 14
     mlp_ratio: int = 4
     gated: bool = False
-    """Whether the MLP is gated; its inner width is then two thirds, rounded up to a multiple of 8."""
+    """Whether the MLP is gated; its inner width is then two thirds of the usual, rounded up to a multiple of 8."""
     qkv_bias: bool = True
     mask_token: bool = True
 
@@ -149,7 +149,7 @@ class Dinov2(VisionTarget[Dinov2Config]):
         return encoder_ledger(parts, _GATED_NAMES if config.gated else _NAMES, border)
 
     def domain(self) -> Domain:
-        """Return the domain of a proof about an encoder of images, with a random ratio of MLP width to width."""
+        """Return the domain of a proof about an image encoder, with a random ratio of MLP width to width."""
         usual = VisionTarget.domain(self)
         drawn = usual.parameters
         return replace(

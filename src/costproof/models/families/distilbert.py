@@ -70,7 +70,7 @@ class DistilBert(TextTarget[DistilBertConfig]):
         return TextEncoderStyle(segments=False, added_apart=False, layer_containers=("mlp_dropout",))
 
     def names(self, path: str) -> Mapping[str, str]:
-        """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+        """Return the module paths of an encoder at the module path ``path``, by role."""
         layer, embeddings = f"{path}transformer.layer.{{i}}", f"{path}embeddings"
         return {
             "root": "",

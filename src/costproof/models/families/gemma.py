@@ -46,7 +46,7 @@ class GemmaConfig(DecoderConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return no further fields; check that attention is causal."""
+        """Return no fields; check that attention is causal."""
         why = "the formulas describe only causal attention"
         top.fixed("use_bidirectional_attention", None, False, why=why)
         return {}

@@ -57,7 +57,7 @@ class Gemma2Config(WindowedConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Read the window and which layers have it."""
+        """Read the window length, and which layers have a window."""
         why = "the formulas describe only causal attention"
         top.fixed("use_bidirectional_attention", None, False, why=why)
         window = top.integer("sliding_window", 4096)

@@ -65,13 +65,13 @@ _NAMES: Final = {
 }
 
 _DROPOUTS: Final = ("text.layer.attention.dropout", "text.layer.mlp.dropout")
-"""Modules that are called but have no effect outside of training."""
+"""Modules that run in a forward but have no effect outside of training."""
 _SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 
 
 @dataclass(frozen=True, slots=True)
 class Gpt2Config(DecoderConfig):
-    """Sizes; key/value heads are as many as heads, and the heads share the width. By default the smallest GPT-2."""
+    """Sizes, with as many key/value heads as heads, which divide the width; by default the smallest GPT-2."""
 
     hidden: int = 768
     intermediate: int = 3072
@@ -176,7 +176,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
         return cls(config), features(config)
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty.
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``).
 
         Branches: a run without decode steps has no decode stage; the prompt reads a cache only if there is a past.
         """

@@ -57,13 +57,13 @@ class GptOssConfig(MixtureConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Read the experts, the window and which layers have it; by default every other layer."""
+        """Read the experts, the window length, and which layers have a window (by default every other one)."""
         window, pattern = top.integer("sliding_window", 128), pattern_of(top, sizes["layers"], "wf")
         return {**experts_of(top, cls(), "num_experts"), "window": window, "pattern": pattern}
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of experts and other fields that ``random_config`` does not set."""
+        """Draw random values of experts and other fields that ``random_config`` does not set, for a proof."""
         return {**MixtureConfig.draw_fields(sizes, rng)}
 
 

@@ -64,7 +64,7 @@ _CLIP_DEFAULTS: Final[dict[str, Any]] = {
     "image_size": 336,
     "patch_size": 14,
 }
-"""Defaults of the class in transformers for a file without a section of the tower."""
+"""Defaults of the class in transformers for a file that has no section for the tower."""
 _LLAMA_DEFAULTS: Final[Mapping[str, Any]] = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -88,7 +88,7 @@ class LlavaConfig(ImageTextConfig):
     projector_bias: bool = True
     projector_activation: str = "gelu"
     class_token: bool = False
-    """Whether the features of the class token are projected as well."""
+    """Whether the features of the class token are projected as well as those of the patches."""
     from_last: int = 2
     """Layer of the tower whose output is projected, counted from the end; the last layer is 1."""
 
@@ -186,7 +186,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Return the target with the configuration in a file.
+        """Return the target with the configuration in a file of transformers.
 
         Raises:
             BadInput: the processor file next to it makes images of another size, for which the class has no positions.
@@ -201,7 +201,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
         return self.config.image_tokens
 
     def least_layers(self) -> int:
-        """Return the least number of tower layers after truncation: those up to the layer whose features are used."""
+        """Return the minimum number of tower layers: those up to the layer whose features are used."""
         return max(1, self.config.from_last - 1)
 
     def tower_invocations(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
@@ -220,7 +220,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
         return {"pixel_values": on_meta(workload, count, vision.channels, vision.image, vision.image)}
 
     def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
-        """Return the jobs of tower and projector."""
+        """Return the export jobs of tower and projector."""
         from costproof.models.image_text import modules
 
         tower = modules.Tower(model.get_submodule(_TOWER), -self.config.from_last)
@@ -234,7 +234,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
         )
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty.
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``).
 
         The tower runs all of its layers, whichever of them the features are taken from, and norms the class token.
         """
@@ -255,11 +255,11 @@ class Llava(ImageTextTarget[LlavaConfig]):
         )
 
     def _features(self) -> Size:
-        """Return the rows of image features of all prompts."""
+        """Return the number of rows of image features in all prompts."""
         return IMAGES * (sym("G") ** 2 + int(self.config.class_token))
 
     def _projector(self) -> tuple[ModulePart, ...]:
-        """Return the parts of the projector, in the order in which they run."""
+        """Return the module parts of the projector, in execution order."""
         width, hidden, b, features = sym("vision_hidden"), sym("text_hidden"), sym("b"), self._features()
         return (
             ModulePart("projector"),
@@ -269,7 +269,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
         )
 
     def text_style(self) -> DecoderStyle:
-        """Return how the decoder differs from others, as that of Llama does."""
+        """Return the style of the decoder, which is that of Llama."""
         return Llama(self.config.text).style()
 
     def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:

@@ -37,7 +37,7 @@ class MistralConfig(WindowedConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return the window of all layers; ``null`` means no window, as in version 0.2 and later."""
+        """Read the window of all layers; ``null`` means no window, as in version 0.2 and later."""
         return window_of_all(top, 4096)
 
 

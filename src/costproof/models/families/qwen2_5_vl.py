@@ -74,7 +74,7 @@ _TOP_KEYS: Final = (
     *_IDS, VISION, TEXT, "architectures", "model_type", "image_token_id", "tie_word_embeddings", "transformers_version",
     "torch_dtype", "dtype", "_name_or_path",
 )  # fmt: skip
-"""Keys of the whole model in a file that has the keys of the decoder at the top level."""
+"""Keys of the whole model, in files that have the decoder's keys at the top level too."""
 _SECTIONS: Final = "mrope_section"
 
 
@@ -91,9 +91,9 @@ class Qwen25VlVisionConfig(PatchConfig):
     out: int = 3584
     patch: int = 14
     window: int = 112
-    """Side of a window in pixels."""
+    """Side of an attention window in pixels."""
     whole: tuple[int, ...] = (7, 15, 23, 31)
-    """Indices of the layers in which each patch attends to the whole image."""
+    """Indices of the layers with full attention, in which each patch attends to its whole image."""
 
     model_type: ClassVar[str] = "qwen2_5_vl_vision"
     not_null: ClassVar = ("initializer_range", "tokens_per_second")
@@ -108,7 +108,7 @@ class Qwen25VlVisionConfig(PatchConfig):
 
     @property
     def units(self) -> int:
-        """Return the side of a window in tokens."""
+        """Return the side of an attention window in tokens."""
         return self.window // self.merge // self.patch
 
     def sizes(self) -> dict[str, int]:
@@ -136,7 +136,7 @@ class Qwen25VlVisionConfig(PatchConfig):
 
 @dataclass(frozen=True, slots=True)
 class Qwen25VlTextConfig(DecoderConfig):
-    """Sizes, and how rotary frequencies are split between time, height and width; by default of Qwen2.5-VL-7B."""
+    """Sizes, and the division of rotary frequencies among time, height and width; by default of Qwen2.5-VL-7B."""
 
     hidden: int = 3584
     intermediate: int = 18944
@@ -147,7 +147,7 @@ class Qwen25VlTextConfig(DecoderConfig):
     vocab: int = 152064
     max_positions: int = 128000
     sections: tuple[int, ...] = (16, 24, 24)
-    """Numbers of rotary frequencies for positions in time, height and width."""
+    """Numbers of rotary frequencies for positions in time, in height and in width."""
 
     model_type: ClassVar[str] = "qwen2_5_vl_text"
     architecture: ClassVar[str] = "Qwen2_5_VLTextModel"
@@ -168,7 +168,7 @@ class Qwen25VlTextConfig(DecoderConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return the sections of the rotary frequencies; check that no layer has a window."""
+        """Read the sections of the rotary frequencies; check that no layer has a window."""
         why = "the class of transformers has windows in none of its kernels but FlashAttention"
         top.fixed("use_sliding_window", False, None, why=why, default=False)
         types = top.take("layer_types", None)
@@ -206,7 +206,7 @@ class Qwen25VlConfig(ImageTextConfig):
 
     @classmethod
     def read_parts(cls, top: Section) -> Self:
-        """Read the parts; published files have the keys of the decoder at the top level."""
+        """Read the configurations of tower and decoder; published files have the decoder's keys at the top level."""
         nested = top.data.get(TEXT) is not None
         given = top.take(TEXT, {}) if nested else {k: v for k, v in top.data.items() if k not in _TOP_KEYS}
         top.known.update(() if nested else given)
@@ -225,7 +225,7 @@ class Qwen25VlConfig(ImageTextConfig):
 
 
 def _rotated(given: Any) -> Any:
-    """Return the decoder's keys with ``mrope`` renamed to a default rotary embedding with sections."""
+    """Convert the rotary type ``mrope`` of older files to the default type with sections."""
     if not isinstance(given, dict):
         return given
     found = dict(given)
@@ -246,7 +246,7 @@ def _layer(config: Qwen25VlConfig, patches: Size, *, eager: bool, seen: Size | N
 
 
 def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) -> tuple[ModulePart, ...]:
-    """Return all parts of the vision tower, from patches to merged tokens.
+    """Return all module parts of the vision tower, from patches to merged tokens.
 
     Branches: the configuration states which layers have windows.
     """
@@ -289,7 +289,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
 
     @staticmethod
     def mistakes() -> Mistakes:
-        """Return the mistakes that are common in models of its tower."""
+        """Return the mistakes common in published numbers of its tower."""
         from costproof.models.mistakes import QWEN2_5_VL
 
         return QWEN2_5_VL
@@ -322,12 +322,12 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return (first, common.IMAGE_SIZE, *others)
 
     def least_layers(self) -> int:
-        """Return the least number of tower layers that has both kinds: with windows and with full attention."""
+        """Return the minimum number of tower layers that includes one with windows and one with full attention."""
         whole = [i in self.config.vision.whole for i in range(self.config.vision.layers)]
         return max(whole.index(kind) for kind in {*whole}) + 1
 
     def with_images_given(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with the image settings, removed from ``given``; append errors to ``found``."""
+        """Move the image settings from ``given`` to the workload; append errors to ``found``."""
         side = given.pop(SIZE, None)
         counted = ImageTextTarget.with_images_given(self, workload, given, found)
         count = images_of(counted)
@@ -354,7 +354,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         """Return an error for each reason why the model cannot run a workload; images need text between them."""
         found, least = ImageTextTarget.problems(self, workload), images_of(workload)
         if not found and not workload.rows and workload.text_tokens < least:
-            what = "there are fewer text tokens than images, and each image needs one behind it"
+            what = "there are fewer text tokens than images, and each image needs one after it"
             expected = f"at least {least}"
             found.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
         return found
@@ -376,14 +376,14 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return (Invocation("vision", CALL, 1, values, (taken,)),)
 
     def _lengths(self, workload: Workload, count: int) -> tuple[PackedLengths, PackedLengths]:
-        """Return the patches of each image, and of each attention window of each image, as sequence lengths."""
+        """Return the sequence lengths of attention, in patches: of each image, and of each window of each image."""
         side, window, merge = self._units(workload), self.config.vision.units, self.config.vision.merge
         pieces = [min(window, side - at) for at in range(0, side, window)]
         windows = [merge**2 * rows * columns for rows in pieces for columns in pieces]
         return PackedLengths((self._patches(workload),) * count), PackedLengths((*windows,) * count)
 
     def image_inputs(self, workload: Workload, count: int) -> dict[str, Any]:
-        """Return patches [n U² merge², volume] on the meta device, and indices and lengths that image sizes decide."""
+        """Return patches [n U² merge², volume] on meta, and the indices and lengths that follow from image sizes."""
         import torch
 
         images, windows = self._lengths(workload, count)
@@ -399,7 +399,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         }
 
     def random_image_inputs(self, model: nn.Module, workload: Workload, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return :meth:`image_inputs` with values: seeded random pixels, and the indices that transformers computes."""
+        """Return :meth:`image_inputs` with seeded random pixels, and with the indices that transformers computes."""
         import torch
         from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
@@ -419,7 +419,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         }
 
     def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
-        """Return the job of the tower at the sizes of the run: the class splits attention by concrete lengths."""
+        """Return the export job of the tower at concrete sizes: the class splits attention by concrete lengths."""
         from costproof.models.image_text.modules import PatchTower
 
         images = workload.batch * images_of(workload) if count is None else count
@@ -437,7 +437,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:
         """Return the memory tape of the tower on ``count`` images.
 
-        Layers of one kind hold the same; of the last one alone nothing is behind that reads cosines and sines.
+        Layers of one kind hold the same memory; after the last one no operator reads cosines and sines.
 
         Source: ``Qwen2_5_VisionTransformerPretrainedModel.forward`` (transformers).
         """

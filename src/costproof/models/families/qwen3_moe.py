@@ -34,10 +34,10 @@ class Qwen3MoeConfig(MixtureConfig):
     top_k: int = 8
     attention_bias: bool = False
     norm_topk: bool = True
-    """Whether the router's weights are divided by their sum."""
+    """Whether the weights of a token's experts are divided by their sum."""
     expert_width: int = 768
     kinds: str = "m"
-    """Kinds of layers, repeated over the depth: ``m`` for a mixture of experts, ``d`` for an MLP."""
+    """Kinds of layers, repeated over the depth: ``m`` for a mixture of experts, ``d`` for a dense MLP."""
 
     not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
     model_type: ClassVar[str] = "qwen3_moe"

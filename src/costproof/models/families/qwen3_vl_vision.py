@@ -68,9 +68,9 @@ class Qwen3VlVisionConfig(PatchConfig):
     architecture: str = "Qwen3VLVisionModel"
     out: int = 4096
     table: int = 2304
-    """Rows of the table of positions."""
+    """Number of rows of the position table."""
     deep: tuple[int, ...] = (8, 16, 24)
-    """Indices of the layers whose patches are merged as well."""
+    """Indices of the layers whose output patches are merged as well (DeepStack)."""
 
     model_type: ClassVar[str] = "qwen3_vl_vision"
     not_null: ClassVar = ("initializer_range",)
@@ -118,7 +118,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
     @staticmethod
     def mistakes() -> Mistakes:
-        """Return the mistakes common in cost models of this tower."""
+        """Return the mistakes common in published numbers of this tower."""
         from costproof.models.mistakes import QWEN3_VL_VISION
 
         return QWEN3_VL_VISION
@@ -144,7 +144,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return encoder_ledger(parts, _NAMES, (n * sym("vision_volume") + returned) * b + 4 * n * FLOAT32)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of the forward.
+        """Return the memory tape of the forward by (stage, invocation, part).
 
         A layer that two later layers of its kind follow holds less than these: they differ by mergers between them. Of
         the last layer alone nothing is behind that reads cosines and sines.
@@ -186,12 +186,12 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return replace(workload, inputs={SIZE: side}, what=f"an image of {side} x {side}")
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with an image of the size in ``given``; append errors to ``found``."""
+        """Move the image size from ``given`` to the workload; append errors to ``found``."""
         side = given.pop(SIZE, None)
         return workload if side is None else self._sized(workload, side)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error if the image is not a whole number of tokens."""
+        """Return an error if the image cannot be divided into whole tokens."""
         side = side_of(workload)
         if side % self.config.step == 0 and 0 < side <= _LARGEST:
             return []
@@ -213,11 +213,11 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return (side_of(workload) // self.config.patch) ** 2
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
-        """Return the sequence length, which the class needs as a number; other grid data are tensors."""
+        """Return the sequence length as a number, which the class needs in addition to its input tensors."""
         return {"grid_thw": None, "cu_seqlens": PackedLengths((self._patches(workload),))}
 
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
-        """Return the shapes of patches [n, volume], table rows and weights [n, 4], and coordinates [n, 2]."""
+        """Return the shapes of patches [n, volume], table rows and their weights [n, 4], and coordinates [n, 2]."""
         n = self._patches(workload)
         return {
             "hidden_states": TensorSpec((n, self.config.volume), workload.dtype),
@@ -227,11 +227,11 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         }
 
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
-        """Return the inputs of the workload without symbolic sizes: the class splits attention by concrete lengths."""
+        """Return the workload's inputs, none symbolic, since the class splits attention by concrete lengths."""
         return self.inputs(workload), ()
 
     def id_limit(self) -> int:
-        """Return the number of rows of the position table, the exclusive upper bound of integer inputs."""
+        """Return the number of rows of the position table, an exclusive upper bound of integer inputs."""
         return self.config.table
 
     def domain(self) -> Domain:
@@ -253,7 +253,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
             table=p["vision_positions"],
             deep=tuple(i for i in range(sizes["layers"]) if rng.random() < 0.5),
         )
-        return cls(config), {"mergers behind some layers": bool(config.deep)}
+        return cls(config), {"mergers after some layers": bool(config.deep)}
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """Return the workload with one image of randomly drawn size."""

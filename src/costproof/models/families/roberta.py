@@ -28,11 +28,11 @@ class RobertaConfig(BertConfig):
 
     vocab: int = 50265
     max_positions: int = 514
-    """Rows of the table of positions."""
+    """Number of rows of the position table."""
     architecture: str = "RobertaModel"
     types: int = 1
     padding: int = 1
-    """Padding id; positions of tokens begin after it."""
+    """Padding id; position ids start after it."""
 
     model_type: ClassVar[str] = "roberta"
     architectures: ClassVar = {
@@ -40,11 +40,11 @@ class RobertaConfig(BertConfig):
     }  # fmt: skip
     class_defaults: ClassVar = {"max_position_embeddings": 512, "type_vocab_size": 2}
     head_first: ClassVar[bool] = False
-    """Whether the class creates the head for masked words before the encoder, so that it owns the shared table."""
+    """Whether the class creates the masked-word head before the encoder, so that the head owns the shared table."""
 
     @property
     def longest(self) -> int:
-        """Return the length of the longest text, in tokens."""
+        """Return the maximum text length in tokens."""
         return self.max_positions - self.padding - 1
 
     def native(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class RobertaConfig(BertConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the padding id."""
+        """Read the padding id."""
         return {"padding": top.integer("pad_token_id", 1, least=0)}
 
     def contradictions(self) -> list[CostproofError]:
@@ -64,7 +64,7 @@ class RobertaConfig(BertConfig):
 
 
 _PADDINGS: Final = range(10)
-"""Padding ids that a proof draws."""
+"""Padding ids from which a proof draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Roberta(TextTarget[RobertaConfig]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Return the number of segment types and the padding id, both drawn at random."""
+        """Return the drawn number of segment types and a random padding id."""
         return {"types": p["text_types"], "padding": rng.choice(_PADDINGS)}
 
 

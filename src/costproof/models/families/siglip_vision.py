@@ -88,7 +88,7 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
     checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(
         inherited=(("head.attention.out_proj", "NonDynamicallyQuantizableLinear"),)
     )
-    """The projection of ``nn.MultiheadAttention``."""
+    """Layout of the checkpoint, whose pooling has the output projection of ``nn.MultiheadAttention``."""
 
     def style(self) -> VisionStyle:
         return VisionStyle(own_table=False, containers=("vision", "vision.encoder"))
@@ -99,7 +99,7 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
         return AttentionPooling(width, sym("vision_heads"), mlp)
 
     def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
-        """Record the last norm and the pooling by attention, whose results are returned."""
+        """Record the last norm and, if the class has it, the attention pooling; return their results."""
         normed = tape.sequence((last_norm(self.config),), hidden)
         return (normed, tape.pooled(self._pooling(), normed)) if self.config.pooled else (normed,)
 

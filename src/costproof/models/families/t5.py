@@ -55,13 +55,13 @@ PRESETS: Final = (
 )
 _ANSWERS: Final = {"text": 64, "sentence": 32}
 _BATCH, _LENGTH = 3, 37
-"""Batch and length that exports use as examples: torch.export specializes 1, and merges equal sizes."""
+"""Example batch and text length of exports: unequal and above 1, so that torch.export keeps both symbolic."""
 
 
 _MLPS: Final = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
-"""Name of an MLP in a file -> its activation, and whether it is gated."""
+"""Activation function, and whether the MLP is gated, by the name of the MLP in a file."""
 _LEAST_BUCKETS: Final = 4
-"""Minimum of buckets: half are for each direction, and half of these for exact distances."""
+"""Minimum number of buckets: half of them are for each direction, and half of these for exact distances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class T5Config(NativeConfig):
     mlp: str = "relu"
     scaled: bool = True
     waived: tuple[tuple[str, str], ...] = ()
-    """Keys of the file that decide no cost, with the reason."""
+    """Keys of the file that affect no cost, with the reason."""
 
     model_type: ClassVar[str] = "t5"
     not_null: ClassVar = (
@@ -107,7 +107,7 @@ class T5Config(NativeConfig):
         return _MLPS[self.mlp][1]
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         named = ("hidden", "head_dim", "intermediate", "layers", "decoder_layers", "heads", "vocab", "buckets")
         return {f"text_{name}": getattr(self, name) for name in named}
 
@@ -122,7 +122,7 @@ class T5Config(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Return the configuration in the parsed content of a file; omitted keys have the defaults of the class."""
+        """Read the configuration from the content of a file; omitted keys have the defaults of the class."""
         top = Section(data, "$", problems)
         top.waive(dict.fromkeys(("relative_attention_max_distance", "n_positions"), "decides no cost"))
         check_type(top, cls.model_type)
@@ -176,7 +176,7 @@ class T5(Native[T5Config]):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the MLP keys of a configuration agree.
+        """Return whether the keys about the MLP agree in a configuration.
 
         ``dense_act_fn`` and ``is_gated_act`` take precedence.
         """
@@ -185,7 +185,7 @@ class T5(Native[T5Config]):
         return usual is None or all(config.get(k, v) == v for k, v in zip(keys, usual, strict=True))
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic ledger of the three stages: ``exprs`` are set, ``costs`` are empty."""
+        """Return the symbolic ledger of the three stages, with formulas (``exprs``) and without numbers (``costs``)."""
         batch, length, b, found = sym("B"), sym("S"), sym("b"), _names(gated=self.config.gated)
         calls = _calls()
         encode = _parts(self.config, "encoder", calls["encode"])
@@ -202,7 +202,7 @@ class T5(Native[T5Config]):
         return analytic_ledger([n for n in nodes if workload.new_tokens or n.stage != "decode"], TWO_STAGES)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         config, found = self.config, {}
         for (stage, call), (invocation, part) in zip(_calls().items(), _EXPORTS, strict=True):
             branches = CopyBranches(
@@ -219,12 +219,12 @@ class T5(Native[T5Config]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Return the settings of a run; float16 is excluded, because the class clamps it, which has no formula."""
+        """Return the settings of a run; float16 is excluded: the class clamps it, for which there is no formula."""
         dtype = replace(common.DTYPE, choices=("bfloat16", "float32"))
         return (common.SEQ_LEN, common.NEW_TOKENS, common.BATCH, dtype, replace(common.ATTENTION, choices=("sdpa",)))
 
     def first_layers(self, layers: int) -> tuple[T5Config, dict[str, str]]:
-        """Return the configuration with the first layers of both stacks, and stack -> layers kept: ``2 of 12``."""
+        """Return the configuration with the first layers of both stacks, and the kept layers by stack: ``2 of 12``."""
         most = (self.config.layers, self.config.decoder_layers)
         cut = {f"{s} layers": layers_cut(s, layers, 1, m)[1] for s, m in zip(("encoder", "decoder"), most, strict=True)}
         return replace(self.config, layers=layers, decoder_layers=layers), {k: v for k, v in cut.items() if v}
@@ -234,12 +234,12 @@ class T5(Native[T5Config]):
         return replace(Native.default_workload(self, name), new_tokens=_ANSWERS[name])
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with texts of the given length."""
+        """Return the workload with texts of the length in ``given``."""
         length = given.pop("seq_len", None)
         return workload if length is None else replace(workload, text_tokens=length)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for a batch out of range, an empty text, or a negative number of new tokens."""
+        """Return an error for an invalid batch, an empty text, or a negative number of new tokens."""
         found = common.batch_problems(workload)
         sizes = (("--seq-len", workload.text_tokens, 1), ("--new-tokens", workload.new_tokens, 0))
         for option, value, least in sizes:
@@ -250,7 +250,7 @@ class T5(Native[T5Config]):
         return found
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the invocations, with the values of their symbols."""
+        """Return the invocations of all stages, with the values of their symbols."""
         batch, length = workload.batch, workload.text_tokens
         ids = TensorSpec((batch, length), "int64")
         return two_stack_calls(workload, {"B": batch, "S": length}, (ids,))
@@ -322,11 +322,11 @@ TARGET: Final = T5
 
 
 _EXPORTS: Final = (("input", "encode"), ("prompt", "prefill"), ("steps", "step"))
-"""The invocation of each stage, and the part that is exported."""
+"""Invocation of each stage, and the name of the exported part."""
 
 
 def _calls() -> dict[str, StackCall]:
-    """Return stage -> its call of a stack of layers."""
+    """Return the sizes of each stage's call of a stack of layers, by stage."""
     batch, length, b = sym("B"), sym("S"), sym("b")
     calls = (
         StackCall(batch, length, b),
@@ -337,7 +337,7 @@ def _calls() -> dict[str, StackCall]:
 
 
 def _names(*, gated: bool) -> Mapping[str, str]:
-    """Return role -> module path; gated MLPs have two input projections."""
+    """Return the module paths by role; gated MLPs have two input projections."""
     return {
         "root": "",
         "shared": "shared",
@@ -386,11 +386,11 @@ def _stack(stack: str, gated: bool) -> dict[str, str]:
 
 
 _DROPOUTS: Final = ("attention_dropout", "mlp_dropout", "mlp.dropout")
-"""Modules of a layer that are called but have no effect outside of training."""
+"""Modules of a layer that run in a forward but have no effect outside of training."""
 
 
 def _decoder(config: T5Config, call: StackCall) -> tuple[ModulePart, ...]:
-    """Return the parts of the decoder on one token, including the output projection."""
+    """Return the module parts of the decoder on one token, including the output projection."""
     width, b = sym("text_hidden"), call.item_bytes
     return (
         ModulePart("root", (Scale(call.rows * width, b) if config.scaled else CONTAINER,)),
@@ -400,7 +400,7 @@ def _decoder(config: T5Config, call: StackCall) -> tuple[ModulePart, ...]:
 
 
 def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, ...]:
-    """Return the parts of the encoder or of the decoder (``stack``) in one call."""
+    """Return the module parts of the encoder or of the decoder (``stack``) in one call."""
     width, b, vocab, decodes = sym("text_hidden"), call.item_bytes, sym("text_vocab"), stack == "decoder"
     dropouts = (*_DROPOUTS, *(("cross_dropout",) if decodes else ()))
     layers = (
@@ -419,7 +419,7 @@ def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, .
 
 
 def _layer(config: T5Config, stack: str, call: StackCall, *, first: bool) -> tuple[ModulePart, ...]:
-    """Return the parts of one layer; the first layer computes the position biases for all layers of its stack."""
+    """Return the module parts of a layer; the first layer computes the position biases of its whole stack."""
     b, keys = call.item_bytes, call.past + call.tokens
     table = Embedding(call.tokens * keys, sym("text_buckets"), sym("text_heads"), b)
     parts = _block(config, stack, call, first=first).parts(f"{stack}.layer", call)
@@ -427,7 +427,7 @@ def _layer(config: T5Config, stack: str, call: StackCall, *, first: bool) -> tup
 
 
 def _block(config: T5Config, stack: str, call: StackCall, *, first: bool) -> TransformerLayer:
-    """Return one layer.
+    """Return the transformer layer of a stack.
 
     Branches: biases of zeros for cross attention are made only where a further layer takes them.
     """
@@ -457,12 +457,12 @@ def _block(config: T5Config, stack: str, call: StackCall, *, first: bool) -> Tra
 
 @dataclass(slots=True)
 class _BiasedTape(LayerTape):
-    """Memory tape of one call of the encoder or the decoder."""
+    """Memory tape of one call of T5's encoder or decoder, with its position biases."""
 
     biases: Piece | None = None
-    """Position biases, which the first layer makes for all."""
+    """Position biases, which the first layer computes for all layers."""
     zeros: Piece | None = None
-    """Zeros in their place in cross attention."""
+    """Zeros that cross attention has in place of position biases."""
 
     def record(self, config: T5Config, stack: str) -> None:
         """Record a call of the encoder, or of the decoder up to logits.
@@ -497,19 +497,19 @@ class _BiasedTape(LayerTape):
         tape.keep(x)
 
     def _inner(self, tokens: Size) -> Size:
-        """Return the elements of all heads of tokens of all sequences."""
+        """Return the number of elements of all heads, for ``tokens`` tokens of each sequence."""
         return self.call.batch * tokens * sym("text_heads") * sym("text_head_dim")
 
     def _given(self, tokens: Size) -> tuple[Piece, ...]:
         return tuple(self.tape.give(self._inner(tokens) * self.call.item_bytes) for _ in range(2))
 
     def _caches(self, keys: Piece, values: Piece, tokens: Size, old: tuple[Piece, ...] = ()) -> tuple[Piece, Piece]:
-        """Record the cache after the call, in which keys and values are joined to those before it."""
+        """Record the concatenation of the cached keys and values with the new ones."""
         size = self._inner(tokens)
         return self._make(size, *old[:1], keys), self._make(size, *old[1:], values)
 
     def _attend(self, old: tuple[Piece, ...], decodes: bool, x: Piece) -> Piece:
-        """Record attention of tokens to each other and to those before.
+        """Record attention of the call's tokens to each other and to cached tokens.
 
         Branches: biases of a single head, or of a single pair, lie in order.
         """
@@ -526,7 +526,7 @@ class _BiasedTape(LayerTape):
         return self._weighed(q, k, v, biases)
 
     def _cross(self, memory: tuple[Piece, ...], old: tuple[Piece, ...], x: Piece) -> Piece:
-        """Record attention of tokens to those of the encoder."""
+        """Record cross attention of the decoder's tokens to the encoder's."""
         call, length = self.call, self.call.memory + self.call.memory_past
         q = self._make(self._inner(call.tokens), x)
         if old:
@@ -545,7 +545,7 @@ class _BiasedTape(LayerTape):
         return self._make(rows * sym("text_hidden"), core)
 
     def _distances(self, queries: Size, keys: Size, *, both_ways: bool) -> Piece:
-        """Record the buckets of distances between queries and keys, and their biases.
+        """Record the distance buckets of query-key pairs, and the position biases that they look up.
 
         Source: ``T5Attention.compute_bias``, ``T5Attention._relative_position_bucket`` (transformers).
         """
@@ -571,7 +571,7 @@ class _BiasedTape(LayerTape):
         return self._make(sym("text_heads") * pairs, tape.make(INT64 * pairs, chosen))
 
     def _norm(self, kind: NormKind, x: Piece, rows: Size, width: Size) -> Piece:
-        """Record a norm, of which the cast to float32 ends with the squares.
+        """Record an RMS norm, whose float32 copy of the input is released after the squares.
 
         Source: ``T5LayerNorm.forward`` (transformers).
         """

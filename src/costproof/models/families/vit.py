@@ -31,7 +31,7 @@ from costproof.models.encoding.images import VisionTarget
 
 
 def _names(path: str) -> Mapping[str, str]:
-    """Return role -> module path, for an encoder at the module path ``path``."""
+    """Return the module paths of an encoder at the module path ``path``, by role."""
     layer = f"{path}layers.{{i}}"
     return {
         "root": "",
@@ -53,7 +53,7 @@ def _names(path: str) -> Mapping[str, str]:
 _WITH_CLASSIFIER: Final = _names("vit.")
 _HEADLESS: Final = _names("")
 _DROPOUTS: Final = (("vision.layer.dropout", 2),)
-"""Modules that are called but have no effect outside of training -> calls per layer."""
+"""Numbers of calls per layer of the modules that run but have no effect outside of training, by module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class VitConfig(VisionConfig):
     labels: int = 1000
     qkv_bias: bool = True
     pooled: int = 0
-    """Width of the output of the pooler; 0 if the class has no pooler."""
+    """Width of the pooler's output; 0 if the class has no pooler."""
     pooler_activation: str = "tanh"
 
     model_type: ClassVar[str] = "vit"
@@ -90,7 +90,7 @@ class VitConfig(VisionConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """Read the width and the activation of the pooler, if the class has one."""
+        """Read the width and the activation of the pooler, if the class has a pooler."""
         width = top.take("pooler_output_size", None)
         pooled = read["hidden"] if width is None else top.check_integer(width, "pooler_output_size")
         function = activation(top, "pooler_act", "tanh")
@@ -119,7 +119,7 @@ class Vit(VisionTarget[VitConfig]):
         )
 
     def _head(self) -> tuple[ModulePart, ...]:
-        """Return the parts of the classifier or the pooler, which read the class token."""
+        """Return the parts of the classifier or the pooler, which process the class token."""
         images, width, b = sym("B"), sym("vision_hidden"), sym("b")
         if self.config.labels:
             return (ModulePart("classifier", (Linear(images, width, sym("vision_labels"), b),)),)
@@ -137,7 +137,7 @@ class Vit(VisionTarget[VitConfig]):
         return encoder_ledger(whole, _HEADLESS, border)
 
     def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
-        """Record the last norm and the head; with a classifier only the logits are returned."""
+        """Record the last norm and the head; return the logits, or without a classifier the norm and pooler results."""
         normed = tape.sequence((last_norm(self.config),), hidden)
         result = tape.sequence(self._head(), normed)
         return (result,) if self.config.labels else (normed, result)

@@ -1,4 +1,4 @@
-"""Resolve the address of a model: a registered name, a configuration, a folder, or a factory function of the user."""
+"""Resolve the address of a model: a registered name, a configuration, a folder, or a user's factory function."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def names_function(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Parsed address of a model: its kind, and the path, function or name that it contains."""
+    """Parsed address of a model: its kind, and the path, function or name in it."""
 
     kind: AddressKind
     place: str
-    """The registered name, the folder, the path or model type after ``hf:``, the file, or the module."""
+    """Registered name, folder, file, module, or the path or model type after ``hf:``."""
     function: str = ""
     """Name of the factory function in a file or module."""
 
@@ -80,7 +80,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """Return the name of the target: ``bert``, or for a function ``tiny:make``."""
+        """Return the name of the target: ``bert``, or ``tiny:make`` for a factory function."""
         if self.function:
             return f"{PurePath(self.place).stem if self.kind == 'file' else self.place}:{self.function}"
         return self.label
@@ -156,28 +156,28 @@ def _counted(text: str, what: str, got: str) -> BadInput:
 
 RETURNS = "an nn.Module, or (module, inputs): a tensor, a sequence of arguments, or a dict of them by name"
 _SHARD: Final = "DTensor"
-"""Name of torch's class of tensors that are distributed over several processes."""
+"""Name of torch's tensor class for tensors that are distributed over several processes."""
 _FIX = "run the file with python to see the traceback, or set COSTPROOF_DEBUG=1"
 
 
 @dataclass(frozen=True, slots=True)
 class Factory:
-    """Function of the user that builds a module. Every process that needs the module calls it again."""
+    """User function that builds a module; every process that needs the module calls the function again."""
 
     place: str
-    """The file, as an absolute path, or the module."""
+    """Absolute path of the file, or name of the module, that contains the function."""
     function: str
     in_file: bool = False
 
     numbers: ClassVar[Mapping[str, int]] = {}
-    """Values of the configuration: none, since there is no configuration."""
+    """Integers of the configuration by name: empty, since there is no configuration."""
     chooses: ClassVar[frozenset[str]] = frozenset()
-    """Options that :meth:`make` respects: none, since the function decides dtype and attention."""
+    """Options that :meth:`make` can set: empty, since the function decides dtype and attention."""
     stored: ClassVar[Stored] = PLAIN
 
     @property
     def name(self) -> str:
-        """Return the name of the file or module, and of the function."""
+        """Return ``file:function`` or ``module:function``."""
         return f"{Path(self.place).stem if self.in_file else self.place}:{self.function}"
 
     @property
@@ -187,7 +187,7 @@ class Factory:
         return f"the module that {place}:{self.function} returned when it was run"
 
     def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
-        """Run the function and check what it returns.
+        """Call the function and check its result.
 
         Raises:
             BadInput: there is no such function, it fails, or it returns no module.
@@ -240,7 +240,7 @@ class Factory:
 
     @contextmanager
     def _findable(self) -> Iterator[None]:
-        """Make the folder of the file, or the current folder, importable for the time of the block."""
+        """Make the file's folder, or the current folder, importable while the block runs."""
         folder = str(Path(self.place).parent) if self.in_file else os.getcwd()
         sys.path.insert(0, folder)
         try:
@@ -251,7 +251,7 @@ class Factory:
 
 
 def check_call(module: nn.Module, given: Any, where: str) -> None:
-    """Check the module and its inputs: no module contains itself, names fit into files, shapes and dtypes are known.
+    """Check that no module contains itself, that names fit into files, and that shapes and dtypes are known.
 
     Raises:
         BadInput: a check fails.
@@ -333,7 +333,7 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def _hooks_by_position(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Make forward pre-hooks receive positional arguments, although the module is called by keyword."""
+    """Patch forward hooks to receive positional arguments, although the module is called by keyword."""
 
     def before(hook: Any, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named = [name for name in names if name in kwargs]  # a tracer may give them by position after all
@@ -355,7 +355,7 @@ def _hooks_by_position(module: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _name_arguments(module: nn.Module, names: tuple[str, ...], by_position: int) -> None:
-    """Give the module a ``forward`` with these argument names; pass the first ``by_position`` on by position."""
+    """Give the module a ``forward`` with these argument names that passes the first ``by_position`` by position."""
     original = module.forward
 
     def forward(**given: Any) -> Any:

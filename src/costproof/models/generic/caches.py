@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 CACHES: Final = (
     "past_key_values", "cache_params", "encoder_past_key_values", "decoder_past_key_values", "padding_cache",
 )  # fmt: skip
-"""Names of caches among arguments and results in transformers: of text, and of sound in chunks."""
+"""Names of caches among the arguments and results of transformers models: text caches, and those of audio chunks."""
 
 Path = tuple[tuple[str, Any], ...]
 """Access path into an object: attributes, and items of lists and dicts."""
 
 _DEEPEST: Final = 7
-"""Maximum nesting depth that is searched: cache, its two halves, their layers, a table of states."""
+"""Maximum nesting depth that is searched: a cache, its two halves, their layers, and a table of states."""
 
 
 def caches_of(values: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def is_cache(value: Any) -> bool:
 
 
 def held(*caches: Any) -> int:
-    """Return the bytes of the distinct floating-point tensors in some caches; positions and lengths are not counted."""
+    """Return the bytes of the distinct floating-point tensors in some caches, without positions and lengths."""
     return sum(t.nbytes for t in states(*caches))
 
 
@@ -98,23 +98,23 @@ _RESULTS: Final = ("logits", "last_hidden_state")
 
 @dataclass(frozen=True, slots=True)
 class HeldCache:
-    """Decoder whose cache has no layout known here; it is created by a prefill for every context length."""
+    """Decoder whose cache layout is unknown; a prefill creates the cache for every context length."""
 
     model: nn.Module = field(compare=False)
-    """The model that builds the caches; other copies are exported and run."""
+    """Model that builds the caches; exports and runs use other copies."""
     name: str
     """Name of the cache argument of ``forward``."""
     towers: frozenset[str] = frozenset()
-    """Modules that a run on only token ids does not call: towers, projectors."""
+    """Modules that do not run on token ids alone: towers and projectors."""
     made: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)
 
     places: ClassVar[tuple[Locate, Locate]] = (in_prompt, in_step)
-    """Functions that locate modules in the prefill and in a step."""
+    """Functions that give the stage and invocation of a module: in the prefill, and in a decode step."""
     owners: ClassVar[tuple[str, ...]] = ()
-    """Paths of the modules that write the layers: unknown, they are observed when they write."""
+    """Paths of the modules that write the layers: empty, since they are observed while they write."""
 
     def held(self, batch: int, context: int) -> Any:
-        """Return the cache after ``context`` tokens on meta; it must not be modified."""
+        """Return the cache after ``context`` tokens on meta; callers must not modify it."""
         if (batch, context) not in self.made:
             self.made[batch, context] = prefilled(self.model, self.name, batch, context)
         return self.made[batch, context]
@@ -169,7 +169,7 @@ class HeldCache:
 
 
 def held_cache(model: nn.Module, result: Any, towers: frozenset[str]) -> HeldCache | str | None:
-    """Return the cache of a decoder that its own prefill creates, found by a run of 3 tokens at batch 2.
+    """Return the decoder cache that the model's own prefill creates, found by a run of 3 tokens at batch 2.
 
     Returns a text, the reason, if decode steps on this cache are not supported, and ``None`` if there is no cache.
     """
@@ -221,22 +221,22 @@ def cache_on_meta(cache: Any) -> Any:
 
 
 def copied(cache: Any, tensors: Mapping[int, torch.Tensor] | None = None) -> Any:
-    """Return a copy of a cache in which the tensors with these ids are replaced."""
+    """Return a copy of a cache, with replacements for the tensors with these ids."""
     return copy.deepcopy(cache, dict(tensors or {}))
 
 
 def own_tensors(cache: Any) -> dict[int, torch.Tensor]:
-    """Return the tensors of a cache by ``id``, as a memo for ``deepcopy``, so that a copy shares them."""
+    """Return the tensors of a cache by ``id``, as a memo that makes ``deepcopy`` share them."""
     return {id(leaf): leaf for _, leaf in leaves(cache) if not isinstance(leaf, int)}
 
 
 def held_places(cache: Any) -> list[torch.Tensor]:
-    """Return the integer tensors of a cache, such as positions, which do not count as cache bytes."""
+    """Return the integer tensors of a cache, such as positions, which are not counted in cache bytes."""
     return [t for t in own_tensors(cache).values() if t.dim() and not t.is_floating_point()]
 
 
 def grows_evenly(before: Any, after: Any, steps: int) -> bool:
-    """Return whether every size and integer in a cache stays the same or grows by ``steps`` between two states."""
+    """Return whether all sizes and integers in a cache are equal or ``steps`` larger after ``steps`` more tokens."""
     one, other = ([*states(cache), *held_places(cache)] for cache in (before, after))
     numbers = dict(_numbers(after))
     if [t.dim() for t in one] != [t.dim() for t in other] or dict(_numbers(before)).keys() != numbers.keys():
@@ -274,32 +274,32 @@ def _numbers(cache: Any) -> list[tuple[Path, int]]:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """Shapes of keys and values in one layer of a model's own cache, and its window."""
+    """Shapes of the keys and values in one layer of a model's own cache, and the layer's window."""
 
     keys: tuple[int, int]
-    """Heads, and the width of each."""
+    """Number of key heads, and the width of each."""
     values: tuple[int, int]
     window: int | None = None
-    """Positions that a query sees; ``None`` for all. The layer holds one fewer."""
+    """Length of the sliding window, of which the layer caches one position less; ``None`` for full attention."""
 
     def grows(self, context: int) -> bool:
         """Return whether the layer grows with each token."""
         return self.window is None or context < self.window - 1
 
     def held(self, context: int) -> int:
-        """Return how many positions the layer holds after ``context`` tokens."""
+        """Return how many positions the layer caches after ``context`` tokens."""
         return context if self.window is None else min(context, self.window - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCache(Decoder):
-    """Decoder with a cache of keys and values per layer, whose shapes a first run has shown."""
+    """Decoder with a key/value cache per layer, whose shapes a first run has shown."""
 
     layers: tuple[CacheLayer, ...] = ()
     owners: tuple[str, ...] = ()
     """Path of the module that writes each layer."""
     towers: frozenset[str] = frozenset()
-    """Modules that a run on only token ids does not call: towers, projectors."""
+    """Modules that do not run on token ids alone: towers and projectors."""
 
     def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
         """Return the path of the module that owns the cache of each layer."""
@@ -360,13 +360,13 @@ class OwnCache(Decoder):
         return Run(f"step@{context}", model, kwargs, self.places[1], context, before, elsewhere=True)
 
     def _call(self, model: nn.Module, workload: Workload, tokens: int, context: int) -> tuple[dict[str, Any], Past]:
-        """Return the arguments of a call on new tokens after ``context`` others, and the contents of its cache."""
+        """Return the arguments of a call on new tokens after ``context`` cached ones, and the cache's contents."""
         cache = self.filled_cache(model, self.past(model, workload, workload.batch, context))
         before = [(keys, values) for keys, values in self.cache_tensors(cache)]
         return {"input_ids": ids_on_meta(workload.batch, tokens), "past_key_values": cache, "use_cache": True}, before
 
     def chunk_job(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """Return the export of a prefill with the past of the workload in the cache, at the workload's sizes.
+        """Return the export job of a prefill at the workload's sizes, with the workload's past in the cache.
 
         The past is a symbol unless the exporter would take it for a constant or for the length of the prompt.
         """
@@ -390,7 +390,7 @@ class OwnCache(Decoder):
         )
 
     def chunk_run(self, model: nn.Module, workload: Workload) -> Run:
-        """Return the run of a prefill with the past of the workload in the cache."""
+        """Return the run of a prefill with the workload's past in the cache."""
         kwargs, before = self._call(model, workload, workload.text_tokens, workload.past)
         return Run("prompt", model, kwargs, self.places[0], cache_before=before, elsewhere=True)
 
@@ -436,7 +436,7 @@ def _inside(path: str, outer: str) -> bool:
 
 
 def _layer(layer: Any) -> CacheLayer | None:
-    """Return the shapes in a cache layer, or ``None`` if it holds more than keys and values."""
+    """Return the key and value shapes in a cache layer, or ``None`` if it holds other tensors too."""
     tensors = {k: v for k, v in vars(layer).items() if has_attribute(v, "new_empty") and v.dim() > 1}
     states = [t for v in vars(layer).values() if isinstance(v, dict) for t in v.values() if t is not None]
     held = any(has_attribute(t, "new_empty") for t in states)
@@ -448,7 +448,7 @@ def _layer(layer: Any) -> CacheLayer | None:
 
 
 def _owners(model: nn.Module, decoder: str) -> tuple[str, ...]:
-    """Return the path of each layer's attention: the innermost decoder module with that ``layer_idx``."""
+    """Return the path of each layer's attention: the innermost decoder module with the layer's ``layer_idx``."""
     found: dict[int, str] = {}
     for path, module in model.named_modules():
         index = attribute(module, "layer_idx", None)

@@ -24,7 +24,7 @@ TWO_STAGES: Final = ("encode", "prefill", "decode")
 POOLED: Final = "pooler_output"
 """Output that some encoders return in addition to the last hidden state, and that their decoders read instead."""
 PROMPT: Final = 1
-"""Number of tokens that a decoder starts with."""
+"""Number of tokens with which a decoder starts."""
 _CALLS: Final = {"encode": "input", "prefill": "prompt", "decode": "steps"}
 
 Shape = tuple[int, ...]
@@ -32,21 +32,21 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class FirstRun:
-    """What one run on meta shows of an encoder-decoder: the encoder's path, shapes of its result and of the caches."""
+    """Facts that one run of an encoder-decoder on meta shows: encoder path, shapes of its result and of the caches."""
 
     encoder: str
     """Path of the encoder."""
     shared: frozenset[str]
-    """Modules of the encoder whose path is outside of it, such as an embedding shared with the decoder."""
+    """Modules that run in the encoder but whose path is outside of it, such as a shared embedding."""
     lenders: frozenset[str]
-    """Modules outside of the encoder that own a parameter of it: tied embeddings."""
+    """Modules outside of the encoder that own parameters of the encoder: tied embeddings."""
     hidden: Mapping[str, Shape]
-    """Name -> shape of the outputs of the encoder: ``last_hidden_state`` [B, positions, width], and ``pooler_output``
-    if the decoder reads it."""
+    """Shapes of the encoder's outputs by name: ``last_hidden_state`` [B, positions, width], and ``pooler_output`` if
+    the decoder reads it."""
     own: tuple[tuple[Shape, Shape], ...]
-    """Shapes of keys and values [B, heads, 1, width] of each layer, for the positions of the decoder."""
+    """Self-attention cache shapes of keys and values, [B, heads, 1, width], of each layer."""
     cross: tuple[tuple[Shape, Shape], ...]
-    """Shapes of keys and values [B, heads, positions, width] of each layer, for the positions of the encoder."""
+    """Cross-attention cache shapes of keys and values, [B, heads, positions, width], of each layer."""
 
     def located(self, path: str, call: int) -> tuple[str, str]:
         """Return the stage and invocation of a module call in the run of the encoder and the first decoder token."""
@@ -62,7 +62,7 @@ class FirstRun:
 
 
 def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
-    """Run a model once on meta, and return the paths and shapes if it is an encoder-decoder with a key/value cache."""
+    """Run a model once on meta, and return its :class:`FirstRun` if it is an encoder-decoder with a key/value cache."""
     two = attribute(attribute(model, "config", None), "is_encoder_decoder", False) and has_attribute(model, "generate")
     if not two or not inputs:
         return None
@@ -108,7 +108,7 @@ def _shapes(layers: Iterable[Any]) -> tuple[tuple[Shape, Shape], ...]:
 
 
 def two_stack_calls(run: Workload, sizes: Mapping[str, int], inputs: tuple[TensorSpec, ...]) -> tuple[Invocation, ...]:
-    """Return the calls of an encoder and its decoder, with the values of their symbols, without creating tensors.
+    """Return the calls of encoder and decoder, with the values of their symbols, without creating tensors.
 
     Args:
         sizes: values of the symbols of the encoder's inputs.
@@ -214,7 +214,7 @@ class TwoStacks:
         return tuple(found)
 
     def _long(self, positions: int) -> bool:
-        """Return whether S encoder inputs give S encoder outputs, and S is a size that the user can choose."""
+        """Return whether the encoder returns one output per input, and the input length S is a setting."""
         return self.inputs.values.get("S") == positions
 
     def _handed(self) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ def around(
     *,
     cached: bool = False,
 ) -> Forward:
-    """Return a :class:`Forward` whose signature has these argument names, which an export needs for symbolic sizes.
+    """Return a :class:`Forward` with these argument names in its signature, which symbolic export sizes require.
 
     Args:
         rest: arguments that are not tensors.
@@ -61,7 +61,7 @@ def signature(names: tuple[str, ...]) -> inspect.Signature:
 
 
 class CacheStep(nn.Module):
-    """One decode step on a key/value cache given as arguments."""
+    """Runs one decode step on a key/value cache whose tensors are passed as arguments."""
 
     def __init__(self, part: nn.Module, decoder: Decoder) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class CacheStep(nn.Module):
 
 
 class StatefulStep(nn.Module):
-    """Runs one decode step on a copy of a cache whose tensors are passed as arguments of the export.
+    """Runs one decode step on a copy of a cache whose tensors are passed as arguments.
 
     Args:
         counters: access paths of integers in the cache that grow with it -> their difference from the context length.
@@ -125,10 +125,10 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 @dataclass
 class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no types
-    """Encoder output passed to a decoder; every attribute that was not set, such as a mask, reads as ``None``."""
+    """Encoder output passed to a decoder; attributes that were not set, such as a mask, read as ``None``."""
 
     pooler_output: torch.Tensor | None = None
-    """Output that decoders with some image encoders read instead of the last hidden state."""
+    """Pooled output, which decoders with some image encoders read instead of the last hidden state."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -143,7 +143,7 @@ class Encode(nn.Module):
         self.part, self.count = part, count
 
     def called(self, args: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the first ``count`` tensors that the encoder returns for these arguments."""
+        """Run the encoder and return the first ``count`` tensors of its result."""
         return tensors(self.part.get_encoder()(**args))[: self.count]  # type: ignore[operator]
 
 

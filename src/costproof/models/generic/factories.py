@@ -1,4 +1,4 @@
-"""Factories of the modules of generic targets, as plain data that can be sent to other processes."""
+"""Define factories of generic targets' modules, as plain data that can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Module that is ready to run, with its inputs and notes."""
+    """A module that is ready to run, with its inputs and notes."""
 
     module: nn.Module
     inputs: Mapping[str, Any] | None = None
@@ -24,7 +24,7 @@ class Made:
     notes: tuple[str, ...] = ()
     """Notes on choices made while the module was built."""
     waived: Mapping[str, str] = field(default_factory=dict)
-    """Keys of its configuration that decide no cost, with the reason."""
+    """Keys of its configuration that affect no cost, with the reason."""
 
 
 class ModuleMaker(Hashable, Protocol):
@@ -36,22 +36,22 @@ class ModuleMaker(Hashable, Protocol):
 
     @property
     def what(self) -> str:
-        """Return where the module comes from, such as ``BertForMaskedLM of transformers``."""
+        """Return the origin of the module, such as ``BertForMaskedLM of transformers``."""
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Return the integers of its configuration by name."""
+        """Return the integers in the model's configuration by name."""
 
     @property
     def chooses(self) -> frozenset[str]:
-        """Return which of ``dtype`` and ``attention`` :meth:`make` can set."""
+        """Return the options among ``dtype`` and ``attention`` that :meth:`make` can set."""
 
     @property
     def stored(self) -> Stored:
-        """Return how the checkpoint of the model stores its weights."""
+        """Return the storage format of the weights in the model's checkpoint."""
 
     def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
-        """Build the module and its inputs, on meta if the factory can; ``None`` leaves a choice to the model.
+        """Build the module and its inputs, on meta if possible; for ``None`` the model chooses.
 
         Raises:
             BadInput: the factory does not make a module.
@@ -64,7 +64,7 @@ class Cuttable(ModuleMaker, Protocol):
     """Factory of a module that can be built with fewer layers."""
 
     def first_layers(self, layers: int, *, more: bool = False) -> tuple[ModuleMaker, CutModel]:
-        """Return the factory of the truncated module, and the truncation.
+        """Return the factory of the truncated module, and a description of the truncation.
 
         Args:
             more: with one more layer of each kind that is left out.
@@ -89,7 +89,7 @@ class Given:
     what: str
     module: nn.Module
     inputs: Mapping[str, Any] | None = None
-    """Keyword arguments of its call; ``None`` for examples that match its signature."""
+    """Keyword arguments of the call; ``None`` for example inputs that match the module's signature."""
     numbers: Mapping[str, int] = field(default_factory=dict)
     chooses: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()

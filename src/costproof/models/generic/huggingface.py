@@ -48,21 +48,21 @@ _NOT_OPTIONS: Final = ("model_type", "architectures", "auto_map", "transformers_
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """Factory of the class that one configuration names; nothing is downloaded."""
+    """Factory of the model class that a configuration names; nothing is downloaded."""
 
     text: str
-    """The configuration as JSON."""
+    """Configuration as JSON text."""
     where: str
     """Name of the configuration in messages."""
     code: str | None = None
     """Folder of the Python code that ``auto_map`` names, which may run."""
     edits: Edits = ()
-    """Values of the configuration that were changed to truncate the model."""
+    """Configuration values that were changed to truncate the model."""
     stored: Stored = PLAIN
-    """How the checkpoint stores its weights."""
+    """Storage format of the weights in the checkpoint."""
 
     chooses: ClassVar[frozenset[str]] = frozenset({"dtype", "attention"})
-    """Options that :meth:`make` respects."""
+    """Options that :meth:`make` can set."""
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -72,13 +72,13 @@ class HuggingFace:
 
     @cached_property
     def name(self) -> str:
-        """Return the model type; for a type without a class in transformers, that of the class that the file names."""
+        """Return the model type; if transformers has no class for it, the type of the class that the file names."""
         own = None if self.code is not None else type_of_class(self.data)
         return own or str(self.data["model_type"])
 
     @property
     def what(self) -> str:
-        """Return the class that is counted."""
+        """Return a phrase on the class that is counted."""
         with self._alone():
             return self._chosen()[1]
 
@@ -88,7 +88,7 @@ class HuggingFace:
         return _with_head_width(numbers(self.config().to_dict()))
 
     def first_layers(self, layers: int, *, more: bool = False) -> tuple[HuggingFace, CutModel]:
-        """Return the factory of the model truncated to its first layers, and the truncation.
+        """Return the factory of the model truncated to its first layers, and a description of the truncation.
 
         Args:
             more: with one more layer of each kind that is left out.
@@ -119,7 +119,7 @@ class HuggingFace:
 
     @contextmanager
     def _alone(self, *, builds: bool = True) -> Iterator[None]:
-        """Keep transformers off the network and from prompting while the block runs; remote code runs contained.
+        """Block network access and prompts of transformers while the block runs; contain remote code.
 
         Args:
             builds: whether the block may build models.
@@ -223,7 +223,7 @@ class HuggingFace:
         return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
-        """Return a function that builds the model, a description of the class, and notes on how it was chosen."""
+        """Return a function that builds the model, a description of the class, and notes on its choice."""
         named = [str(n) for n in self.data.get("architectures") or ()]
         if self.code is not None:
             build, name = self._remote(named)
@@ -240,7 +240,7 @@ class HuggingFace:
         return model._from_config, f"{found} of transformers", notes
 
     def _remote(self, named: list[str]) -> tuple[Any, str]:
-        """Return the class that the configuration names first in the model's own code, and its description."""
+        """Return the class that the configuration names first in the model's own code, with a description."""
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
         places = {k: v for k, v in self.data["auto_map"].items() if k != "AutoConfig" and isinstance(v, str)}
@@ -336,7 +336,7 @@ def _files_of(data: Mapping[str, Any]) -> set[str]:
 
 
 def _as_built(value: Any) -> Any:
-    """Return a configuration value without entries that building would fetch, unpickle or run.
+    """Return a configuration value without the entries that a build would fetch, unpickle or run.
 
     Removed are kernels of the Hub, weights of backbones, and the remote code of parts, for which transformers would
     prompt.
@@ -353,7 +353,7 @@ def _as_built(value: Any) -> Any:
 
 
 def _kernels(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
-    """Yield each place in a configuration that names a kernel of the Hub, and the kernel."""
+    """Yield each key in a configuration that selects a kernel of the Hub, and the kernel."""
     for key, part in value.items() if isinstance(value, dict) else ():
         yield from ((f"{path}.{key}", kernel) for kernel in _kernels_under(key, part))
         yield from _kernels(part, f"{path}.{key}")
@@ -377,7 +377,7 @@ def _unfetched(place: str, kernel: str) -> str:
 
 
 def _usual_attention(config: Any) -> Any:
-    """Return the configuration without an attention or expert kernel of the Hub, which is refused elsewhere."""
+    """Return the configuration with the default in place of an attention or expert kernel of the Hub."""
     parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
     for part in (config, *(part for part in parts if part is not None)):
         if _kernels_under(_KERNELS[0], getattr(part, "_attn_implementation", None)):
@@ -473,7 +473,7 @@ def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
 
 
 def _with_head_width(config: dict[str, int]) -> dict[str, int]:
-    """Add ``head_dim`` = width / heads to the numbers of a configuration that does not state it."""
+    """Add ``head_dim`` = width / heads to the numbers of a configuration without this key."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if hidden and heads and hidden % heads == 0:
         config.setdefault("head_dim", hidden // heads)

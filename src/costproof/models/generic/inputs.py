@@ -17,7 +17,7 @@ from costproof.models.specs import SymbolicSize
 
 _SHAPE: Final = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(x\d+)*)?(:(?P<dtype>\w+))?")
 _WHOLE: Final = ("ids", "labels", "mask", "positions", "lengths")
-"""Suffixes of the names of arguments that are integers by default."""
+"""Suffixes of argument names that are integer tensors by default."""
 _USUAL: Final = (
     "input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values", "past_values",
     "past_observed_mask", "future_values", "future_time_features", "flattened_patches",
@@ -27,17 +27,17 @@ _BESIDE: Final = (
     "grid_thw", "image_grid_thw", "image_grid_hw", "image_sizes", "image_merge_sizes", "high_res_pixel_values",
     "aspect_ratio_ids", "aspect_ratio_mask", "position_ids",
 )  # fmt: skip
-"""Arguments that accompany an image, if the model takes them."""
+"""Arguments that are passed together with an image, if the model takes them."""
 _VIDEOS: Final = "pixel_values_videos"
 _MASKS: Final = (
     "input_features_mask", "feature_attention_mask", "padding_mask", "pixel_attention_mask", "spatial_shapes",
     "image_embeds_position_mask", "chunk_sample_lengths", "audio_input_ids",
 )  # fmt: skip
-"""Arguments about images and sounds that only some models require."""
+"""Mask arguments for images and sounds, which only some models require."""
 KINDS: Final = frozenset(
     ("pixel_values", "input_features", "input_values", "image_pixel_values", "audio_input_features", "audio_input_ids")
 )
-"""Arguments that hold images and sounds."""
+"""Arguments that hold images or sounds."""
 _SOUNDS: Final = ("input_values", "input_features")
 
 
@@ -170,7 +170,7 @@ def _given(case: Case) -> dict[str, Example]:
 
 @makes("past_values")
 def _past(case: Case) -> Example:
-    """Create the past values of a time series: [B, past], [B, past, channels] for several series, or transposed."""
+    """Create the past values of time series: [B, past], [B, past, channels] for several series, or transposed."""
     return Example(case.floats(case.batch, _seen(case), *_channels(case)))
 
 

@@ -1,4 +1,4 @@
-"""Target for a module object of this process, with the arguments of one call."""
+"""Define the target for a module object of this process, with the arguments of one call."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class OneCall(GenericTarget):
     """Target for one call of one module object."""
 
     whose: nn.Module | None = None
-    """The module of the caller, whose parameters the runs share."""
+    """The caller's module, with which the counted runs share parameters."""
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the export at the sizes of the call; symbolic sizes would take twice as long without a benefit."""
+        """Return the export job at concrete sizes, since symbolic ones would take twice as long without benefit."""
         return tuple(replace(job, sizes=()) for job in GenericTarget.export_jobs(self, model, workload))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
@@ -130,7 +130,7 @@ def _check(module: Any, given: Any) -> None:
 
 
 def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) -> tuple[str, ...]:
-    """Return a note on how many graphs ``torch.compile`` makes of the module, which is counted uncompiled."""
+    """Return a note on the number of graphs that ``torch.compile`` makes of the module, which is counted uncompiled."""
     from costproof.snapshots.module_snapshot import unwritten
 
     return (graphs(own_copy(copied), own_inputs(given), partial(unwritten, module)),) if is_compiled(module) else ()
@@ -159,7 +159,7 @@ def is_compiled(module: nn.Module) -> bool:
 def graphs(
     module: nn.Module, inputs: Mapping[str, Any], around: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> str:
-    """Return a sentence on how many graphs ``torch.compile`` makes of a call, and why each graph ends.
+    """Return a sentence on the number of graphs that ``torch.compile`` makes of a call, and on each graph break.
 
     The call is run once more, with a backend that does not compile the graphs. Other compiled code is not affected.
 
@@ -194,7 +194,7 @@ def graphs(
 
 
 def _reason(ended: Any) -> str:
-    """Return the reason for a graph break, and the line of code."""
+    """Return the reason for a graph break, with the line of code."""
     why = str(ended.reason).strip().splitlines()[0]
     at = ended.user_stack[-1] if ended.user_stack else None
     return why if at is None else f"{why} (line {at.lineno} of {Path(at.filename).name})"

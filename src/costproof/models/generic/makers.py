@@ -20,45 +20,46 @@ if TYPE_CHECKING:
     from costproof.patches.input_values import KnownIntegers
 
 SAMPLES: Final = 15_360
-"""Number of samples, just under a second at 16 kHz: a multiple of the strides in use."""
+"""Number of audio samples, just under a second at 16 kHz: a multiple of the strides that models use."""
 PLACEHOLDERS: Final = ("audio_token_id", "audio_token_index", "image_token_id", "image_token_index")
 """Configuration keys of the placeholder token for an image or a sound in a text."""
 _AXES: Final = ("time", "row", "column")
 SIDE: Final = 224
-"""Default side of an image in pixels, if the configuration does not state it."""
+"""Default side of an image in pixels, for configurations that do not state one."""
 _TOWERS: Final = {"image": ("vision", "visual", "image", "vqmodel"), "audio": ("audio", "speech", "encoder")}
-"""Modality -> words in the paths of the modules that process it, for models with several modalities."""
+"""Words in the paths of the modules that process a modality, by modality, for models with several."""
 _IN_CHUNKS: Final = "chunk_sample_lengths"
 _CHUNK: Final = 96
-"""Frames of a chunk of a sound."""
+"""Number of frames of a chunk of sound."""
 _CODES: Final = 16
-"""Number of frames of a sound given as codes; fewer than the positions of a text."""
+"""Number of frames of a sound in codes; fewer than the positions of a text."""
 _PATCHES: Final = "patch_emb"
-"""Word in the path of the patch embedding in most models."""
+"""Word in the path of most models' patch embedding."""
 _PARTS: Final = ("vision", "audio", "asr", "encoder", "semantic_model", "text")
-"""Prefixes of the sections of a configuration that describe the processing of an input."""
+"""Prefixes of the configuration sections that describe the processing of an input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Module and sizes for which example inputs are created."""
+    """A module, and the sizes for which its example inputs are created."""
 
     module: nn.Module
     batch: int
     length: int
-    """Positions of a text."""
+    """Length of a text in tokens."""
     target: int
     """Length of the decoder input of an encoder-decoder."""
     side: int | None = None
-    """Side of an image in pixels; ``None`` for that of the configuration."""
+    """Side of an image in pixels; ``None`` for the configuration's."""
     dtype: torch.dtype | None = None
-    """Dtype of floating-point inputs; ``None`` for that of the parameters."""
+    """Dtype of floating-point inputs; ``None`` for the parameters' dtype."""
     given: str = ""
-    """Inputs by shape: ``NAME=SHAPE[:DTYPE]``, separated by commas."""
+    """User inputs by shape: ``NAME=SHAPE[:DTYPE]``, separated by commas."""
     turned: bool = False
     """Whether to use the alternative layout: images one after another, frames before mel bins."""
     filled: int | None = None
-    """Number of placeholder tokens in each text, if the model searches the token ids for them; else ``None``."""
+    """Number of placeholder tokens in each text, if the model searches the token ids for placeholders; else ``None``.
+    """
 
     @property
     def config(self) -> Any:
@@ -67,7 +68,7 @@ class Case:
 
     @property
     def takes(self) -> Mapping[str, inspect.Parameter]:
-        """Return the parameters of ``forward`` by name."""
+        """Return the parameters of ``forward`` by argument name."""
         return inspect.signature(self.module.forward).parameters
 
     def needs(self, name: str) -> bool:
@@ -77,7 +78,7 @@ class Case:
         return named and found is not None and found.default is found.empty
 
     def number(self, *names: str, default: int) -> int:
-        """Return the first integer among these keys in the configuration or a part of it, else ``default``."""
+        """Return the first integer that the configuration, or a part of it, has under these keys, else ``default``."""
         inside = [attribute(self.config, f"{part}_config", None) for part in _PARTS]
         deeper = (attribute(one, f"{part}_config", None) for one in inside for part in _PARTS)
         parts = [self.config, *inside, *deeper]
@@ -92,7 +93,7 @@ class Case:
         return torch.empty(shape, dtype=self.dtype or usual, device="meta")
 
     def whole(self, *shape: int) -> torch.Tensor:
-        """Return an integer tensor of this shape on meta."""
+        """Return an empty integer tensor of this shape on meta."""
         import torch
 
         return torch.zeros(shape, dtype=torch.long, device="meta")
@@ -100,11 +101,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Example value of one argument, and its symbolic dimensions."""
+    """Example value of one argument, with its symbolic dimensions."""
 
     tensor: torch.Tensor | KnownIntegers | list[list[int]]
     symbols: Mapping[int, str] = field(default_factory=lambda: {0: "B"})
-    """Symbolic dimensions -> their names."""
+    """Names of the symbolic dimensions, by dimension."""
 
 
 def known(values: Sequence[int | list[int]]) -> Example:
@@ -118,11 +119,11 @@ def known(values: Sequence[int | list[int]]) -> Example:
 
 ExampleMaker = Callable[[Case], "Example | None"]
 MAKERS: Final[dict[str, ExampleMaker]] = {}
-"""Argument name -> function that creates it, or returns ``None`` if the model does not need it."""
+"""Functions that create an argument, or return ``None`` if the model does not need it, by argument name."""
 
 
 def makes(*names: str) -> Callable[[ExampleMaker], ExampleMaker]:
-    """Register a function that creates the arguments with these names."""
+    """Register a function as the creator of the arguments with these names."""
 
     def add(maker: ExampleMaker) -> ExampleMaker:
         MAKERS.update(dict.fromkeys(names, maker))
@@ -133,7 +134,7 @@ def makes(*names: str) -> Callable[[ExampleMaker], ExampleMaker]:
 
 @makes("input_ids")
 def _ids(case: Case) -> Example:
-    """Create [B, S]; for speech decoders [B, S, codebooks + 1]; with concrete values if placeholders are filled."""
+    """Create token ids [B, S], or [B, S, codebooks + 1] for speech; with values if placeholders are filled."""
     if case.filled is not None:
         token, filled = case.number(*PLACEHOLDERS, default=0), min(case.filled, case.length)
         return known([[token] * filled + [abs(token - 1)] * (case.length - filled)] * case.batch)
@@ -153,7 +154,7 @@ def _positions_of_images(case: Case) -> Example | None:
 
 @makes("decoder_input_ids")
 def _target_ids(case: Case) -> Example:
-    """Create [B, T], or one row per codebook for a decoder of sounds."""
+    """Create decoder token ids [B, T], or one row per codebook for a decoder of sounds."""
     books = attribute(attribute(case.config, "decoder", None), "num_codebooks", 1)
     return Example(case.whole(case.batch * books, case.target), {0: "B", 1: "T"} if books == 1 else {1: "T"})
 
@@ -192,7 +193,7 @@ def sides(case: Case) -> tuple[int, int]:
 
 
 def own_side(config: Any) -> Any:
-    """Return the image size in pixels that a configuration or a part of it names, or ``None``."""
+    """Return the image side in pixels that a configuration or a part of it states, or ``None``."""
     vision, backbone = (attribute(config, f"{part}_config", None) for part in ("vision", "backbone"))
     inner = attribute(attribute(config, "encoder", None), "vision_config", None)
     parts = (vision, inner, config, backbone, attribute(vision, "backbone_config", None))
@@ -202,7 +203,7 @@ def own_side(config: Any) -> Any:
 
 @makes("input_features", "audio_mel")
 def _spectrum(case: Case) -> Example:
-    """Create [B, mel bins, frames], transposed [B, frames, mel bins], or frames as the first layer takes them.
+    """Create a spectrum [B, mel bins, frames], transposed, or with frames as the first layer takes them.
 
     [B, S, features] if the configuration states the number of features; [B, 1, frames, mel bins] if ``forward`` takes
     ``is_longer``; [B, mel bins, frames] of one chunk if ``forward`` takes the lengths of chunks.
@@ -260,14 +261,14 @@ def _frames(case: Case) -> int:
 
 @makes("input_features_mask", "feature_attention_mask", "audio_mel_mask")
 def _heard(case: Case) -> Example:
-    """Create the audio mask, [B, frames] or [B, S], from which the model counts audio placeholders."""
+    """Create the audio mask, [B, frames] or [B, S], from which the model counts its audio placeholders."""
     length = _positions(case) if _features(case) else _frames(case)
     return known([[1] * length] * case.batch) if "input_ids" in case.takes else Example(case.whole(case.batch, length))
 
 
 @makes(_IN_CHUNKS)
 def _chunks(case: Case) -> Example:
-    """Create the number of audio samples of each chunk, [B]."""
+    """Create the numbers of audio samples of the chunks, [B]."""
     return known([_CHUNK * case.number("hop_length", default=160)] * case.batch)
 
 
@@ -279,7 +280,7 @@ def _codes(case: Case) -> Example:
 
 @makes("padding_mask")
 def _unpadded(case: Case) -> Example | None:
-    """Create the mask [B, samples] of a sound, from which the model counts its placeholders in the text."""
+    """Create the mask [B, samples] of a sound, from which the model counts the placeholders in the text."""
     return known([[1] * SAMPLES] * case.batch) if "input_values" in case.takes and "input_ids" in case.takes else None
 
 

@@ -1,4 +1,4 @@
-"""Memoize, per process, what is known of a factory's module: caches, towers, default inputs, placeholder tokens."""
+"""Memoize, per process, facts about a factory's module: caches, towers, default inputs, placeholder tokens."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _CACHED: Final = ("num_kv_heads", "num_key_value_heads")
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 _PASSED: Final = "num_experts_per_tok"
 _ROWS: Final = (2, 3)
-"""Batch and length of the run that shows how many rows the experts receive."""
+"""Batch and length of the run that determines how many rows the experts receive."""
 
 
 def beyond(module: nn.Module, text: Any, cache: object) -> tuple[str, ...]:
-    """Return a note for each kind of work that the class does beyond its configuration: larger cache, all experts.
+    """Return a note for each kind of work that the class does beyond its configuration: a larger cache, all experts.
 
     Args:
         module: the model, on meta.
@@ -91,13 +91,13 @@ def _noting(rows: set[int]) -> Callable[..., None]:
 
 
 USUAL: Final = 512
-"""Default length of a prompt in tokens, at most the positions of the model."""
+"""Default length of a prompt in tokens, unless the model has fewer positions."""
 TARGET_LENGTH: Final = 29
 """Length of the decoder input of an encoder-decoder, in tokens."""
 
 
 def made_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
-    """Return the module of a factory, memoized per choice; a live module is not kept alive."""
+    """Return the module that a factory builds, memoized per choice of options; a live module is not kept alive."""
     with offline():
         return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
 
@@ -108,7 +108,7 @@ def _kept(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | No
 
 
 def fingerprint_of(maker: ModuleMaker) -> str:
-    """Return the fingerprint of the module and the integers of its configuration."""
+    """Return the fingerprint of the module, and the integers of its configuration."""
     return _of(maker) if isinstance(maker, Given) else _fingerprint(maker)
 
 
@@ -153,7 +153,7 @@ def beyond_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind 
 def first_run_of(
     maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None, batch: int, length: int
 ) -> FirstRun | None:
-    """Return what a run of an encoder-decoder on meta shows (see :class:`FirstRun`), or ``None`` for other modules."""
+    """Return the :class:`FirstRun` of an encoder-decoder on meta, or ``None`` for other modules."""
     made = made_of(maker, dtype, attention)
     if not attribute(attribute(made.module, "config", None), "is_encoder_decoder", False):
         return None
@@ -164,24 +164,24 @@ def first_run_of(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Choice of the arguments that a module gets as example inputs."""
+    """Choice of the arguments that a module gets as its example inputs."""
 
     names: tuple[str, ...] | None = None
     """Names of the arguments; ``None`` for the default arguments."""
     turned: bool = False
     """Whether inputs have the alternative layout: images one after another, frames before mel bins."""
     placed: bool = False
-    """Whether the text must contain the placeholder tokens of images or sounds."""
+    """Whether the text must contain placeholder tokens of images or sounds."""
 
     def of(self, case: Case, filled: int | None = None) -> Case:
-        """Return the case with this choice of inputs and ``filled`` placeholder tokens (default: the whole text)."""
+        """Return the case for this choice with ``filled`` placeholder tokens (default: the whole text)."""
         most = case.length if filled is None else filled
         return replace(case, turned=self.turned, filled=most if self.placed else None)
 
 
 @lru_cache(maxsize=4)
 def choice_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
-    """Return the first choice of example inputs with which the module runs, else the one with the most inputs.
+    """Return the first choice of example inputs with which the module runs, or the largest choice if none runs.
 
     More images and sounds take precedence, also if the module then runs only with ones and not on meta.
     """
@@ -225,7 +225,7 @@ def _small(made: Made, choice: Choice, side: int | None = None) -> Case:
 
 @lru_cache(maxsize=8)
 def places_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
-    """Return how many text positions the image or sound placeholders of one batch element take, or 0."""
+    """Return how many text positions per batch element are placeholders of images or sounds, or 0."""
     made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
     if set(choice.names or ()) <= {"input_ids"}:
         return 0
@@ -236,22 +236,22 @@ def places_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind 
 
 @dataclass(frozen=True, slots=True)
 class OperatorGrowth:
-    """Number of operators of a forward whose code loops over the tokens of its prompt."""
+    """Number of operators of a forward that loops over the tokens of its prompt, by prompt length."""
 
     base: int
     """Operators that do not depend on the length."""
     per_token: int
 
     def at(self, length: int) -> int:
-        """Return the operators of a prompt of this many tokens."""
+        """Return the number of operators for a prompt of this length in tokens."""
         return self.base + self.per_token * length
 
     def longest(self) -> int:
-        """Return the longest prompt, a power of two, whose operators are traced within a minute."""
+        """Return the longest prompt, a power of two, that is traced within a minute."""
         return next((n for n in (256, 128, 64, 32, 16, 8, 4, 2) if self.at(n) <= USUAL_OPERATORS), 1)
 
     def problems(self, workload: Workload) -> list[BadInput]:
-        """Return an error if a workload has more operators than are traced within some minutes."""
+        """Return an error if a workload has more operators than can be traced within some minutes."""
         if self.at(workload.text_tokens) <= MOST_OPERATORS:
             return []
         error = BadInput(
@@ -264,7 +264,7 @@ class OperatorGrowth:
         return [error]
 
     def note(self, workload: Workload) -> str:
-        """Return a note on the length of the prompt."""
+        """Return a note on the prompt length and the operators that it leads to."""
         return (
             f"the class loops over the tokens of a prompt, {self.per_token:,} operators for each: the prompt has "
             f"{workload.text_tokens}, and {USUAL} would have {self.at(USUAL):,} operators"
@@ -272,15 +272,15 @@ class OperatorGrowth:
 
 
 USUAL_OPERATORS: Final = 20_000
-"""Operators of a run that is traced and exported within a minute on two cores."""
+"""Number of operators that are traced and exported within a minute on two cores."""
 MOST_OPERATORS: Final = 60_000
-"""Limit of the operators of a run whose number grows with its prompt."""
+"""Maximum number of operators of a run, if the number grows with the prompt."""
 _LENGTHS: Final = (8, 16)
-"""Lengths of the prompts whose operators are counted."""
+"""Prompt lengths at which operators are counted."""
 
 
 def growth_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> OperatorGrowth | None:
-    """Return how the number of operators grows with the prompt; ``None`` if it does not, or stays small.
+    """Return the growth of the number of operators with the prompt; ``None`` if it does not grow, or stays small.
 
     Selective scans without their kernels and recurrent cells loop over the tokens in Python. A module with its own
     inputs is not run, nor kept alive.
@@ -327,7 +327,7 @@ def _shapes(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TEXT_ALONE: Final = 0
-"""Image size that means text only, for models that also take images."""
+"""Image size that stands for text-only input, for models that also take images."""
 
 
 def side_of(workload: Workload) -> int | None:
@@ -346,7 +346,7 @@ def too_short(workload: Workload, filled: int) -> list[BadInput]:
 
 
 def case_of(made: Made, workload: Workload) -> Case:
-    """Return the module and sizes for which example inputs are created."""
+    """Return the case, the module and sizes, for which example inputs are created."""
     import torch
 
     return Case(
@@ -361,7 +361,7 @@ def case_of(made: Made, workload: Workload) -> Case:
 
 
 def dtype_of(module: nn.Module) -> Dtype:
-    """Return the dtype of most parameter elements of a module, or float32 if no workload has it."""
+    """Return the dtype of most parameter elements of a module; float32 if workloads cannot have that dtype."""
     from torch.nn.parameter import is_lazy
 
     elements = Counter[str]()
@@ -399,7 +399,7 @@ def _rows(into: torch.Tensor, values: Any) -> int:
 
 
 def places(model: nn.Module, inputs: Mapping[str, Any]) -> int:
-    """Return how many positions of all texts in a batch the outputs of towers replace; 0 without towers."""
+    """Return how many text positions of a batch the outputs of towers replace; 0 without towers."""
     ids = inputs.get("input_ids")
     if ids is None or len(inputs) == 1:
         return 0
@@ -410,7 +410,7 @@ def places(model: nn.Module, inputs: Mapping[str, Any]) -> int:
     scatters = (torch.Tensor.masked_scatter, torch.Tensor.masked_scatter_, torch.masked_scatter)
 
     class Recorder(TorchFunctionMode):
-        """Records how many rows are scattered into a text tensor [B, S, width], by a mask or by indices."""
+        """Counts the rows that are scattered into a text tensor [B, S, width], by a mask or by indices."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal scattered, most

@@ -1,4 +1,4 @@
-"""Define the target for any module without formulas: its stages are discovered, its inputs given or derived."""
+"""Define the target for any module without formulas; its stages are discovered, its inputs given or derived."""
 
 from __future__ import annotations
 
@@ -81,23 +81,23 @@ SETTINGS: Final = (
     common.ATTENTION,
     Setting("input", "An input by shape; may be given several times.", "list", metavar="NAME=SHAPE[:DTYPE]"),
 )
-"""Settings that at least one model accepts."""
+"""Settings that at least one generic model accepts."""
 
 EXAMPLE: Final = {"batch": 3, "seq_len": 37, "new_tokens": 1}
-"""Example sizes for derived formulas: above 1 and pairwise different."""
+"""Example sizes for derived formulas, which are above 1 and pairwise different."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenericTarget:
-    """Target for a module that is exported and run as it is, without closed formulas."""
+    """Target for a module without closed formulas, which is exported and run as it is."""
 
     name: str
     maker: ModuleMaker
     options: RunOptions = field(default_factory=RunOptions)
     cut: CutModel | None = None
-    """Truncation by ``options.layers``; the module of ``maker`` is already truncated."""
+    """Description of the truncation by ``options.layers``; the module of ``maker`` is already truncated."""
     whole: ModuleMaker | None = None
-    """Factory of the whole module, if it is truncated."""
+    """Factory of the whole module, if ``maker`` builds a truncated one."""
 
     def info(self) -> TargetInfo:
         """Return the target as plain data."""
@@ -128,7 +128,7 @@ class GenericTarget:
         return ()
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """Return the default run with changes: batch 1, and for text, 512 tokens and one new token.
+        """Return the default workload with changed settings: batch 1, and for text, 512 tokens and one new token.
 
         Where the class loops over the tokens, the default prompt is as long as is traced within a minute.
 
@@ -191,7 +191,7 @@ class GenericTarget:
         return replace(plain, what=what, arguments=self._arguments(plain, found.args))
 
     def _arguments(self, workload: Workload, args: Mapping[str, Any]) -> dict[str, str]:
-        """Return the arguments of the first stage in words; of a batch of unequal rows, those of each forward."""
+        """Return descriptions of the first stage's arguments; of a batch of unequal rows, those of each forward."""
         if not workload.rows:
             return shapes(args)
         made = made_of(self.maker, workload.dtype, workload.attention)
@@ -199,7 +199,7 @@ class GenericTarget:
         return {f"row{i}.{name}": text for i, own in enumerate(rows, 1) for name, text in shapes(own).items()}
 
     def _images(self, made: Made) -> ImageSize | None:
-        """Return the image size that the model's processor produces, if the configuration names none."""
+        """Return the image size that the model's processor produces, if the configuration does not state a size."""
         found = self.maker.stored
         if found.pixels is None or own_side(attribute(made.module, "config", None)) is not None:
             return found.images
@@ -218,15 +218,15 @@ class GenericTarget:
 
     @property
     def dtype(self) -> Dtype | None:
-        """Return the dtype that the configuration names, if it names one."""
+        """Return the dtype that the configuration names, or ``None``."""
         return self.maker.stored.dtype
 
     def build_stored(self) -> nn.Module:
-        """Return the module in the dtype of the tensors that its checkpoint does not quantise; needs no inputs."""
+        """Return the module in the dtype of its checkpoint's unquantised tensors; no inputs are created."""
         return made_of(self.maker, None, None).module
 
     def with_values(self, workload: Workload) -> Workload:
-        """Return the workload with the values of the user's input tensors, which are reported.
+        """Return the workload with a record of the values of the user's input tensors.
 
         The values are reported even if a run on meta ignores them.
         """
@@ -241,7 +241,7 @@ class GenericTarget:
         return Conventions(attention=workload.attention, dtype=workload.dtype)
 
     def check(self, workload: Workload) -> None:
-        """Check the sizes of a workload, and that it fits into the model's maximum length."""
+        """Check the sizes of a workload, and that it does not exceed the model's maximum length."""
         found: list[CostproofError] = []
         for what, option, value, least in (
             ("a batch has at least one element", "--batch", workload.batch, 1),
@@ -273,11 +273,11 @@ class GenericTarget:
         return self._plan(workload).invocations()
 
     def build(self, workload: Workload) -> nn.Module:
-        """Return a module for the exports: on meta, or with concrete values if the model runs only with them."""
+        """Return a module for the exports: on meta, or with concrete values if the model requires them."""
         return self._built(workload).module
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the exports, stage by stage."""
+        """Return the export jobs of all stages."""
         plan = self._plan(workload)
         jobs = (replace(j, elsewhere=not self.options.real) for j in plan.export_jobs(model))
         first, *rest = jobs
@@ -309,7 +309,7 @@ class GenericTarget:
 
     @property
     def here(self) -> bool:
-        """Return whether the module is an object of this process."""
+        """Return whether the module is an object of this process rather than built by a factory."""
         return isinstance(self.maker, Given)
 
     def with_options(self, options: RunOptions) -> GenericTarget:
@@ -331,7 +331,7 @@ class GenericTarget:
         return replace(self, maker=maker, options=options, cut=cut, whole=self.maker) if cut.edits else self
 
     def stretched(self) -> tuple[Truncation, GenericTarget, Truncation] | None:
-        """Return the truncation of this target, a target that keeps more layers, and the truncation of that target."""
+        """Return this target's truncation, a target that keeps more layers, and that target's truncation."""
         if self.cut is None or self.options.layers is None or not isinstance(self.whole, Cuttable):
             return None
         maker, cut = self.whole.first_layers(self.options.layers, more=True)
@@ -341,7 +341,7 @@ class GenericTarget:
         return replace(self, maker=self.whole or self.maker, options=RunOptions(), cut=None, whole=None)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the module for the dynamic source, with random weights if it was built on meta and runs for real.
+        """Return the module for the dynamic source, with random weights for a real run if it was built on meta.
 
         Raises:
             Incomplete: the device is not available.
@@ -356,7 +356,7 @@ class GenericTarget:
         return Built(made.module, self._notes(workload), attributes_bytes)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """Return one forward, or the prefill and selected steps."""
+        """Return one forward, or the prefill and selected decode steps."""
         found = self._plan(workload).runs(model)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
         if device:
@@ -376,7 +376,7 @@ class GenericTarget:
         return {**(made.inputs or {}), **buffers}
 
     def _has_numbers(self, workload: Workload) -> bool:
-        """Return whether the module or its inputs have values, which a run on meta does not use."""
+        """Return whether the module or its inputs have concrete values, which a run on meta ignores."""
         from torch._subclasses.fake_tensor import FakeTensor
         from torch.utils._pytree import tree_leaves
 
@@ -386,7 +386,7 @@ class GenericTarget:
         return not self.options.real and bool(known) and not any(isinstance(t, FakeTensor) for t in known)
 
     def _numbered(self, workload: Workload) -> tuple[GenericTarget, nn.Module]:
-        """Return the target on the CPU and its module, with the values that the user's tensors have."""
+        """Return a CPU version of the target and its module, with the values of the user's tensors."""
         made = made_of(self.maker, workload.dtype, workload.attention)
         return replace(self, options=replace(self.options, device="cpu")), unwrapped(made.module)
 
@@ -419,13 +419,13 @@ class GenericTarget:
         return beyond_of(self.maker, workload.dtype, workload.attention)
 
     def _filled(self, made: Made, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
-        """Return how many text positions the image or sound placeholders of one batch element take."""
+        """Return how many text positions per batch element are placeholders of images or sounds."""
         if made.inputs is not None or side == TEXT_ALONE:
             return 0
         return places_of(self.maker, dtype, attention, side)
 
     def _built(self, workload: Workload) -> Made:
-        """Return the module of the factory, a separate one for each source; on meta unless the run has values."""
+        """Return the factory's module, a separate one for each source; on meta unless the run has values."""
         made = self.maker.make(workload.dtype, workload.attention)
         if self.options.real or all(t.is_meta for t in (*made.module.parameters(), *made.module.buffers())):
             return replace(made, module=unwrapped(made.module))
@@ -446,7 +446,7 @@ class GenericTarget:
         return Whole(inputs, self._towers(workload))
 
     def _each_row(self, made: Made, cache: Any, inputs: Inputs, workload: Workload) -> EachRow:
-        """Return the forwards of a batch of unequal rows.
+        """Return the stage plan of a batch of unequal rows, with one forward per row.
 
         Raises:
             BadInput: the model has no cache of keys and values, its prompts are more than text, or a row has fewer
@@ -489,7 +489,7 @@ class GenericTarget:
         return example_inputs(self._case(made, workload, choice), own, choice.names)
 
     def _case(self, made: Made, workload: Workload, choice: Choice) -> Case:
-        """Return the module and sizes for which inputs are created; placeholders come first in a text."""
+        """Return the case for which inputs are created; a text begins with its placeholder tokens."""
         filled = self._filled(made, workload.dtype, workload.attention, side_of(workload)) if choice.placed else 0
         return choice.of(case_of(made, workload), filled)
 
@@ -524,7 +524,7 @@ class GenericTarget:
 
 
 def _titles(args: Mapping[str, Any]) -> Iterator[str]:
-    """Yield descriptions of arguments: the token count of a cache, the shape of anything else."""
+    """Yield descriptions of arguments: the token count of a cache, and the shape of any other argument."""
     for name, value in args.items():
         tokens = _cached_tokens(value) if is_cache(value) else None
         if tokens is None:
@@ -542,7 +542,7 @@ def _cached_tokens(cache: Any) -> int | None:
 
 
 def _of_modules(module: nn.Module) -> tuple[str, ...]:
-    """Return notes on modules whose counts are easily misread."""
+    """Return notes on modules whose counts are easily misunderstood."""
     from torch import nn
 
     notes = []
@@ -565,7 +565,7 @@ _MANY_BYTES: Final = 1_000_000
 
 
 def _unregistered_bytes(module: nn.Module) -> int:
-    """Return the bytes of memory of tensors that are plain attributes of modules, or in lists and dicts that are.
+    """Return the memory of tensors that modules hold as plain attributes, also in lists and dicts, in bytes.
 
     Memory of parameters and buffers is not included.
     """
@@ -588,7 +588,7 @@ def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
 
 
 def _memory(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Yield (address, bytes) of the memory of a tensor; of a sparse one, that of its indices and values."""
+    """Yield (address, bytes) of a tensor's memory; for a sparse tensor, of its indices and values."""
     import torch
 
     parts: tuple[torch.Tensor, ...] = (tensor,)

@@ -1,4 +1,4 @@
-"""Plan the stages of a module: prefill and decode if it has a cache, else one forward."""
+"""Divide a module into stages: prefill and decode if it has a cache, otherwise one forward."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class StagePlan(Protocol):
-    """Protocol of a division of a module into stages, for one workload."""
+    """Protocol of the division of a module into stages, for one workload."""
 
     def invocations(self) -> tuple[Invocation, ...]:
         """Return the calls, with the values of their symbols."""
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """Return the export jobs at the sizes of the workload, so that the branches taken there are counted."""
+        """Return the export jobs at the workload's sizes, so that the branches taken there are counted."""
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """Return the runs to trace."""
@@ -40,18 +40,18 @@ class StagePlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Plan with one stage and one call."""
+    """Stage plan with a single stage and a single call."""
 
     inputs: Inputs
     towers: Towers = NONE
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """Return one call with the sizes of its inputs; towers are stages of their own."""
+        """Return one call with the sizes of its inputs, and the calls of towers, which are separate stages."""
         given = specs(self.inputs.args.values())
         return tuple(Invocation(s, STAGE, 1, self.inputs.values, given) for s in (*self.towers.names, STAGE))
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """Return one export of the whole module."""
+        """Return one export job of the whole module."""
         from costproof.models.generic.export_wrappers import around
 
         every = {k: v for k, v in self.inputs.args.items() if _is_tensor(v)}
@@ -72,20 +72,20 @@ class Whole:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return whether an argument consists only of tensors, as inputs of an export must."""
+    """Return whether an argument consists only of tensors, as export inputs must."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_tensor, value))
     return has_attribute(value, "new_empty")
 
 
 def specs(values: Iterable[Any]) -> tuple[TensorSpec, ...]:
-    """Return shapes and dtypes of the tensors among some arguments."""
+    """Return the shapes and dtypes of the tensors among some arguments."""
     tensors = [v for v in values if has_attribute(v, "new_empty")]
     return tuple(TensorSpec(tuple(map(int, v.shape)), str(v.dtype).removeprefix("torch.")) for v in tensors)
 
 
 def free(sizes: Iterable[SymbolicSize], args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
-    """Return the sizes above 1, which an export can keep symbolic; it specialises a size of 1."""
+    """Return the sizes above 1, which an export can keep symbolic; a size of 1 is specialised."""
     found = []
     for size in sizes:
         value: Any = args
@@ -97,7 +97,7 @@ def free(sizes: Iterable[SymbolicSize], args: Mapping[str, Any]) -> tuple[Symbol
 
 
 def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
-    """Return whether a call on meta returns a cache, or fills one that it is given."""
+    """Return whether a call on meta returns a cache, or fills a cache among its arguments."""
     from costproof.models.generic.export_wrappers import cache_tensors
     from costproof.snapshots import copies
 
@@ -124,7 +124,7 @@ class Cached:
     towers: Towers = NONE
 
     def problems(self) -> list[BadInput]:
-        """Return an error for an empty prompt, or if decode steps cross the length of a window."""
+        """Return an error for an empty prompt, and for decode steps that cross the length of a window."""
         if (first := self.workload.text_tokens) < 1:
             return [BadInput("the prompt is empty", where="--seq-len", expected="at least 1", got=first)]
         if self.workload.past and (found := self._without_past()):
@@ -132,7 +132,7 @@ class Cached:
         return self.decoder.problems(self.workload) if self.workload.new_tokens else []
 
     def _without_past(self) -> BadInput | None:
-        """Return why the prefill cannot be counted with a filled cache, or ``None``."""
+        """Return the reason why a prefill with a filled cache cannot be counted, or ``None``."""
         if isinstance(self.decoder, HeldCache):
             return BadInput(
                 "a prompt after a filled cache (--past) is counted only for a cache of keys and values", where="--past",
@@ -148,7 +148,7 @@ class Cached:
         )  # fmt: skip
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """Return the calls of prefill and decode, with the values of the symbols of decoders."""
+        """Return the calls of prefill and decode, with the values of their symbols."""
         run = self.workload
         common = {"B": run.batch, "b": FLOAT_BYTES[run.dtype]}
         prompt = specs(self.prompt.args.values())
@@ -161,7 +161,7 @@ class Cached:
         )
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """Return the exports of the prefill and of a step if there is one, with symbols."""
+        """Return the export jobs of the prefill and, if there are decode steps, of one step, with symbolic sizes."""
         from costproof.models.generic.export_wrappers import around
 
         decoder = self.decoder
@@ -192,7 +192,7 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class EachRow:
-    """Stage plan of a batch of unequal rows: a forward for each, in which its equal sequences are a batch.
+    """Stage plan of a batch of unequal rows: one forward per row, whose equal sequences form its batch.
 
     Together they stand for one packed call, which reads weights once; exports have the sizes of the rows.
     """
@@ -205,7 +205,7 @@ class EachRow:
         return tuple(replace(call, id=f"row{i}") for i, call in enumerate(calls, 1))
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """Return one export for each row."""
+        """Return one export job for each row."""
         jobs = (job for row in self.rows for job in row.export_jobs(model))
         return tuple(
             replace(job, id=f"row{i}", invocations=(f"row{i}",), sizes=(), packed=True) for i, job in enumerate(jobs, 1)

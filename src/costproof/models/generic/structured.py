@@ -55,7 +55,7 @@ def _pixels(case: Case) -> Example | None:
 
 
 def _turned(case: Case) -> tuple[int, ...]:
-    """Return the shape of one patch as the patch convolution takes it, or of one token for a linear layer."""
+    """Return the shape of a patch for a patch convolution, or of a token [side, side, channels] for a linear layer."""
     volume, side = _volume(case), _patch(case)
     if len(_first_weight(case).shape) > 2 or volume % side**2:
         return tuple(_first_weight(case).shape[1:])
@@ -76,12 +76,12 @@ def _packed(case: Case) -> bool:
 
 
 def _tile(case: Case) -> int:
-    """Return the pixels per side of a tile of an image."""
+    """Return the side of an image tile in pixels."""
     return int(attribute(attribute(case.config, "vision_config", None), "image_size", 0)) or sides(case)[0]
 
 
 def _tiles(case: Case) -> int | None:
-    """Return the number of tiles of an image with its thumbnail, or ``None`` if the model does not cut images."""
+    """Return the number of tiles of an image, with its thumbnail, or ``None`` if the model uses no tiles."""
     count = attribute(sys.modules.get(type(case.module).__module__), "image_size_to_num_patches", None)
     points = attribute(case.config, "image_grid_pinpoints", None)
     return None if count is None or points is None else int(count(list(sides(case)), points, _tile(case)))
@@ -99,7 +99,7 @@ def _compares(case: Case) -> bool:
 
 @makes("hidden_states", "latents", "inputs_embeds")
 def _states(case: Case) -> Example | None:
-    """Create the required input of a part's first layer: [B, channels, S], samples of one channel.
+    """Create the required input of a model part's first layer: [B, channels, S], or [B, 1, samples] for one channel.
 
     A tower that gets the grids of its images takes patches: [patches of all images, elements of a patch].
     """
@@ -131,7 +131,7 @@ def _attended(case: Case) -> Example | None:
 
 
 def _moments(case: Case, size: str) -> Example | None:
-    """Create [B, S, size of one step], the steps of an episode for a decision model."""
+    """Create the steps of an episode [B, S, size of one step], for a decision model."""
     if "states" not in case.takes:
         return None
     return Example(case.floats(case.batch, case.length, case.number(size, default=1)), {0: "B", 1: "S"})
@@ -169,7 +169,7 @@ def _block(case: Case) -> Example:
 
 @makes("context_hidden_states")
 def _drafted_on(case: Case) -> Example:
-    """Create target-model states [B, S, widths of the chosen layers together], which a draft model reads."""
+    """Create the target model's states [B, S, total width of the chosen layers], which a draft model reads."""
     layers = len(attribute(case.config, "target_layer_ids", ()))
     width = layers * case.number("hidden_size", default=1)
     return Example(case.floats(case.batch, case.length, width), {0: "B", 1: "S"})
@@ -205,7 +205,7 @@ def _sizes(case: Case) -> Example | None:
 
 @makes("high_res_pixel_values")
 def _high(case: Case) -> Example:
-    """Create [B, channels, height, width] of the same image for a second tower."""
+    """Create [B, channels, height, width], a high-resolution copy of the image for a second tower."""
     side = int(attribute(attribute(case.config, "high_res_vision_config", None), "image_size", sides(case)[0]))
     return Example(case.floats(case.batch, 3, side, side))
 
@@ -218,7 +218,7 @@ def _ratio(case: Case) -> Example:
 
 @makes("aspect_ratio_mask")
 def _ratios(case: Case) -> Example:
-    """Create [B, 1, tiles], the mask of tiles of each image."""
+    """Create the mask [B, 1, tiles] of each image's tiles."""
     return Example(case.whole(case.batch, 1, _most_tiles(case)))
 
 

@@ -19,17 +19,17 @@ IDS: Final = "input_ids"
 
 @dataclass(frozen=True, slots=True)
 class Towers:
-    """Towers and projectors of a model that are stages of their own, in the order in which they run."""
+    """Towers and projectors of a model, each a stage of its own, in execution order."""
 
     stages: Mapping[str, str]
-    """Path of a tower or projector, or of a list of several -> its stage."""
+    """Stage of each tower or projector, by its path or the path of a list of several."""
 
     def stage_of(self, path: str) -> str | None:
         """Return the stage of a module inside a tower, or ``None`` for any other module."""
         return next((s for p, s in self.stages.items() if path == p or path.startswith(f"{p}.")), None)
 
     def around(self, locate: Locate) -> Locate:
-        """Return a locator that maps modules of towers to their stages, and passes all others to ``locate``."""
+        """Return a locator that maps modules of towers to their stages, and other modules as ``locate`` does."""
 
         def located(path: str, call: int) -> tuple[str, str]:
             stage, invocation = locate(path, call)
@@ -76,7 +76,7 @@ def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _outermost(paths: Iterable[str], called: Iterable[str]) -> dict[str, None]:
-    """Return the paths that no other path contains; a list that is never called is represented by its members."""
+    """Return the paths that no other path contains; the members of a list that never runs are replaced by the list."""
     known, lone = set(called), dict.fromkeys(paths)
     found: dict[str, None] = {}
     for path in lone:
@@ -110,7 +110,7 @@ def _reached(model: nn.Module) -> Iterator[dict[str, None]]:
 
 
 def decoder_path(model: nn.Module) -> str:
-    """Return the path of the decoder stack as the model states it, or else the root."""
+    """Return the path of the decoder stack, if the model states one, else the root."""
     ask = attribute(model, "get_decoder", None)
     decoder = ask() if callable(ask) else None
     return next((path for path, module in model.named_modules() if module is decoder), "")

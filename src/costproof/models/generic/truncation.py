@@ -1,4 +1,4 @@
-"""Truncate a configuration to fewer layers, and count the layers that each remaining one represents."""
+"""Truncate a configuration to fewer layers, and count the original layers that each remaining one represents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RATES: Final = ("drop", "prob")
 
 
 LayerSignature = tuple[Hashable, frozenset[tuple[Hashable, Hashable]]]
-"""Kind of a layer: classes of its modules and shapes of its parameters, and other attributes by module path."""
+"""Kind of a layer: classes of its modules, shapes of its parameters, and other attributes, by module path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Stack:
     """Kind of each layer without its index: classes of its modules, shapes of its parameters, other attributes.
     Layers with equal costs have equal kinds."""
     parameters: int
-    """Number of elements of its parameters."""
+    """Number of parameter elements of the whole stack."""
     numbers: frozenset[tuple[str, str]] = frozenset()
-    """Attributes in which layers store their own index: (path in the layer, attribute)."""
+    """Attributes in which layers store their own index, as (path in the layer, attribute)."""
 
     def begins(self, whole: Stack) -> bool:
-        """Return whether the kinds of these layers equal those of the first layers of ``whole``."""
+        """Return whether these layers have the kinds of the first layers of ``whole``."""
         return all(
             mine == other or (mine[0] == other[0] and self._counted(dict(mine[1]), dict(other[1]), len(whole.kinds)))
             for mine, other in zip(self.kinds, whole.kinds, strict=False)
@@ -57,11 +57,11 @@ class Stack:
 
     @property
     def least(self) -> int:
-        """Return the least number of first layers that includes one of every kind."""
+        """Return the minimum number of first layers that includes every kind."""
         return max(self.kinds.index(kind) for kind in self.kinds) + 1
 
     def more(self, kept: int) -> int:
-        """Return the least number of layers, beyond ``kept``, with one of every kind that ``kept`` layers omit."""
+        """Return the minimum number of layers, above ``kept``, that includes every kind missing in ``kept`` layers."""
         out = self.kinds[kept:]
         return kept + max((out.index(kind) + 1 for kind in out), default=0)
 
@@ -92,7 +92,7 @@ def stacks(module: nn.Module, like: Mapping[str, Stack] | None = None) -> tuple[
 
 
 def elsewhere(module: nn.Module, found: Sequence[Stack]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes, by name, of the parameters outside of these stacks of layers."""
+    """Return the shapes of the parameters outside of these stacks of layers, by name."""
     inside = tuple(f"{s.path}." for s in found)
     return {n: tuple(p.shape) for n, p in module.named_parameters() if not n.startswith(inside)}
 
@@ -164,12 +164,12 @@ Edits = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class CutModel:
-    """Configuration changes that truncate a model to its first layers, with the resulting truncation."""
+    """Configuration changes that truncate a model to its first layers, and the resulting truncation."""
 
     edits: Edits
     """Changed values of the configuration; empty if all layers remain."""
     cut: tuple[tuple[str, str], ...]
-    """Path of a truncated stack -> what remains: ``model.layers`` -> ``2 of 32 layers``."""
+    """Remaining layers of each truncated stack, by path: ``model.layers`` has ``2 of 32 layers``."""
     stretch: Truncation
 
 
@@ -178,7 +178,7 @@ def first_layers(
 ) -> CutModel:
     """Return the configuration changes that keep the first layers of every stack, enough to have all kinds.
 
-    Stacks without a key for their length are not truncated, nor those of which more than half would remain.
+    A stack is not truncated if no key sets its length, or if more than half of its layers would remain.
 
     Args:
         config: a fresh configuration.
@@ -231,7 +231,7 @@ def first_layers(
 
 
 def edited(config: Any, edits: Edits) -> Any:
-    """Return the configuration with other values."""
+    """Return the configuration with changed values."""
     for key, value in edits:
         place, name = _place(config, key)
         setattr(place, name, list(value) if isinstance(value, tuple) else value)
@@ -260,14 +260,14 @@ def _counts(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _alone(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
-    """Return the changes that set only the key for the number of layers."""
+    """Return the changes that set only the key with the number of layers."""
     place, name = _place(config, key)
     value = getattr(place, name)
     return {key: kept if isinstance(value, int) else tuple(value[:kept])}
 
 
 def _edits(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
-    """Return the changes that set the number of layers and shorten the per-layer lists next to that key."""
+    """Return the changes that set the number of layers and shorten the per-layer lists beside its key."""
     place, name = _place(config, key)
     prefix = key.removesuffix(name)
     found: dict[str, Any] = {key: kept}
@@ -325,13 +325,13 @@ def _counted_by(
 
 
 def _alike(key: str, other: str, config: Any) -> bool:
-    """Return whether two keys of the same configuration object have equal values."""
+    """Return whether two keys of the same configuration object have the same value."""
     (place, name), (beside, second) = _place(config, key), _place(config, other)
     return place is beside and getattr(place, name) == getattr(beside, second)
 
 
 def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
-    """Check that the stacks of a truncated model are the first layers of those of the whole model.
+    """Check that the stacks of a truncated model equal the first layers of the whole model's stacks.
 
     Raises:
         BadInput: it does not.
@@ -344,7 +344,7 @@ def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
 
 
 def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Truncation:
-    """Return how many layers of the whole model each layer of the truncated model represents.
+    """Return how many layers of the whole model each remaining layer represents.
 
     Raises:
         BadInput: it does not consist of the first layers of the whole model.

@@ -68,7 +68,7 @@ def unused(config: Any, data: Mapping[str, Any], module: nn.Module, where: str) 
 def _unused(
     config: Any, data: Mapping[str, Any], path: str, read: _Reads
 ) -> Iterator[tuple[str, str, Any, str, str | None]]:
-    """Yield (path, key, value, reason, path of a part that has the key with another value) of each unused key."""
+    """Yield (path, key, value, reason, path of a submodel that has the key with another value) for each unused key."""
     from transformers import PretrainedConfig
 
     kind = str(getattr(config, "model_type", ""))
@@ -92,7 +92,7 @@ def _unused(
 
 
 def _read_below(parts: Mapping[str, Any], key: str, value: object) -> str | None:
-    """Return the name of the first part that reads a key, unless a part that reads it has this value."""
+    """Return the name of the first submodel that reads a key, unless a reading submodel has the same value."""
     decoder_first = sorted(parts.items(), key=lambda item: "text" not in item[0])
     found = [(name, part) for name, part in decoder_first if key in _fields(part)]
     values = [vars(part).get(type(part).attribute_map.get(key, key)) for _, part in found]
@@ -123,16 +123,16 @@ def _dead(config: Any, data: Mapping[str, Any], read: frozenset[str]) -> frozens
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """Names of configuration keys and attributes that the code of a set of modules reads."""
+    """Names of the configuration keys and attributes that the code of a set of modules reads."""
 
     keys: frozenset[str] = frozenset()
     """Attributes read from configuration objects: ``config.x``, ``getattr(config, "x", 0)``."""
     taken: frozenset[str] = frozenset()
     """Entries of dictionaries: ``kwargs.pop("x")``."""
     loaded: frozenset[str] = frozenset()
-    """All attributes that are read, of any object."""
+    """Names of all attributes that are read, of any object."""
     names: frozenset[str] = frozenset()
-    """All attributes, arguments and strings that are identifiers."""
+    """Names of all attributes and arguments, and all strings that are identifiers."""
 
     def __or__(self, other: _Reads) -> _Reads:
         mine, theirs = astuple(self), astuple(other)
@@ -179,7 +179,7 @@ def _is_config(node: ast.expr) -> bool:
 
 
 def _last_name(node: ast.expr) -> str:
-    """Return the last name of a variable, an attribute or a call: ``c`` of ``a.b.c(d)``."""
+    """Return the last name of a variable, an attribute or a call: ``c`` for ``a.b.c(d)``."""
     while isinstance(node, ast.Call):
         node = node.func
     return str(getattr(node, "attr", getattr(node, "id", "")))

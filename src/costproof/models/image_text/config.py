@@ -1,4 +1,4 @@
-"""Configurations of image-text models; the configuration class of each part's family reads that part."""
+"""Define configurations of image-text models, whose parts the configuration classes of their own families read."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class ImageTextConfig(NativeConfig):
     text: DecoderConfig
     image_token: int
     waived: tuple[tuple[str, str], ...] = ()
-    """Keys of the file that decide no cost, with the reason."""
+    """Keys of the file that affect no cost, with the reason."""
 
     architecture: ClassVar[str]
-    """The class of transformers that the formulas describe."""
+    """Name of the class in transformers that the formulas describe."""
     unused_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys of this family that decide no cost -> the reason."""
+    """Keys of this family that affect no cost, with the reason."""
     not_as_in_file: ClassVar[Mapping[str, str]] = {
         "text_config.tie_word_embeddings": "the class has the key of the whole, which is compared"
     }
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         return {**self.vision.symbols(), **self.text.symbols()}
 
     def normalised(self) -> dict[str, Any]:
-        """Return all fields that decide a cost, as JSON data."""
+        """Return all fields that affect a cost, as JSON data."""
         found = NativeConfig.normalised(self)
         return found | {key: part.normalised() for key, part in (("vision", self.vision), ("text", self.text))}
 
@@ -69,7 +69,7 @@ class ImageTextConfig(NativeConfig):
     @classmethod
     @abstractmethod
     def read_parts(cls, top: Section) -> Self:
-        """Return the configuration with all parts; ``waived`` includes the waived keys of the parts."""
+        """Read the configurations of all parts; ``waived`` includes the waived keys of the parts."""
 
     def contradictions(self) -> list[CostproofError]:
         """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
@@ -83,14 +83,14 @@ class ImageTextConfig(NativeConfig):
 
 
 def is_of(whole: Mapping[str, Any], key: str, kind: NativeConfig | type[NativeConfig]) -> bool:
-    """Return whether a part has the model type ``kind``, none, or that of the whole model, as in older files."""
+    """Return whether a part's model type is ``kind``, absent, or that of the whole model, as in older files."""
     given = whole.get(key)
     stated = given.get("model_type") if isinstance(given, dict) else None
     return stated in (None, kind.model_type, whole.get("model_type"))
 
 
 def read_part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple[tuple[str, str], ...]]:
-    """Read the configuration of a part; return it, and its waived keys with their paths in the file.
+    """Read the configuration of a part; return it, and the keys that it waives with their paths in the file.
 
     Args:
         key: of its section; empty if its keys are at the top level.

@@ -27,11 +27,11 @@ from costproof.models.decoding.names import STAGES, prefill_name
 from costproof.models.image_text.layout import CALL, images_of
 
 IMAGES: Final = sym("n")
-"""Number of images in the batch."""
+"""Symbol of the number of images in the batch."""
 
 
 def glue_tape(features: Size, *, returned: bool, masked: bool = False) -> MemoryTape:
-    """Return the memory tape of the operators between towers and decoder, which put features in place of tokens.
+    """Return the memory tape of the operators between towers and decoder, which write features over placeholder tokens.
 
     Args:
         features: rows of image features in the prompts.
@@ -65,7 +65,7 @@ def image_text_ledger(
     vocabulary: Size | None = None,
     config: DecoderConfig | None = None,
 ) -> Ledger:
-    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
+    """Return the symbolic ledger of all stages, with formulas (``exprs``) and without numbers (``costs``).
 
     Args:
         towers: stage -> its parts, and the bytes of the activations that enter and leave it.

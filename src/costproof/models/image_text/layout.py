@@ -18,7 +18,7 @@ from costproof.models.encoding.images import SIZE, side_of
 
 IMAGES: Final = "images"
 CALL: Final = "images"
-"""The invocation of a tower in a run: one call on all images."""
+"""Name of the towers' invocation in a run: a single call on all images."""
 
 
 def images_of(workload: Workload) -> int:
@@ -29,7 +29,7 @@ def images_of(workload: Workload) -> int:
 
 
 def with_images(workload: Workload, count: int, side: int = 0, where: str = "each prompt") -> Workload:
-    """Return the workload with ``count`` images in ``where``, of ``side`` pixels if the size is a setting."""
+    """Return the workload with ``count`` images in ``where``, of ``side`` pixels each if the size is a setting."""
     if not count:
         return replace(workload, inputs={}, what="text only")
     size = f" of {side} x {side}" if side else ""
@@ -49,7 +49,7 @@ SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "H": VISION_SYMBOLS["H"],
     "G": VISION_SYMBOLS["G"],
 }
-"""Typesetting and meaning of all symbols of a run and of a configuration."""
+"""Notation and meaning of all symbols of a run and of a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class StagePaths:
     """Module paths of the vision stages; all other modules belong to prefill and decode."""
 
     stage_at: Mapping[str, str]
-    """Module path -> stage; a path precedes those of the modules that contain it."""
+    """Stage of each tower and projector, by module path; inner modules precede the modules that contain them."""
 
     def stage(self, path: str, decoder: str = "prefill") -> str:
-        """Return the stage of a module: a vision stage by its path, else ``decoder``."""
+        """Return the stage of a module: its tower's or projector's, else ``decoder``."""
         around = (stage for part, stage in self.stage_at.items() if path == part or path.startswith(part + "."))
         return next(around, decoder)
 
@@ -70,7 +70,7 @@ class StagePaths:
         return tuple(dict.fromkeys(found if steps else found[:1]))
 
     def locators(self, *calls: str) -> tuple[Locate, Locate]:
-        """Return two functions, for the prefill and for a decode step, from a module call to (stage, invocation).
+        """Return functions from a module call to (stage, invocation), one for the prefill and one for a decode step.
 
         Args:
             calls: invocations of a tower, in the order of its calls.
@@ -97,15 +97,15 @@ class ModelLayout:
     masks: tuple[str, ...] = ()
     """Keys of the masks that the decoder takes as a dict; empty if it takes a single mask."""
     axes: int = 1
-    """Positions of a token."""
+    """Number of position ids per token."""
 
     def decoder_for(self, call: str) -> Decoder:
-        """Return the calling convention of the class; ``call`` is the invocation of the towers."""
+        """Return the decoder's calling convention; ``call`` is the invocation of the towers."""
         return Decoder(stack=self.decoder, masks=self.masks, places=self.towers.locators(call), axes=self.axes)
 
 
 _NOT_DRAWN: Final = ("vision_labels", "vision_pooled", "G", "rest", "B", "b")
-"""Parameters of an encoder of images that are not drawn for a tower."""
+"""Parameters of an image encoder that are not drawn for a tower."""
 _OF_PATCHES: Final = ("vision_heads", "vision_head_quarters", "vision_intermediate", "patch", "frames", "channels")
 
 _NOT_VARIED: Final = ("kernels other than sdpa and eager", "padded prompts")
@@ -159,7 +159,7 @@ PATCHES_AND_TEXT: Final = Parameters(
     },
     (*_NOT_VARIED, "images that are not square"),
 )
-"""Parameters of a model that merges neighbouring patches of an image of any size; heads share the width."""
+"""Parameters of a model that merges neighbouring patches of images of any size; heads divide the width."""
 
 
 def domain(default: Workload) -> Domain:

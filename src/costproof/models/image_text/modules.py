@@ -32,7 +32,7 @@ class PartModule(nn.Module):
 
 
 class Tower(nn.Module):
-    """Runs an encoder of images and returns the hidden states of one of its layers."""
+    """Runs an image encoder and returns the hidden states of one of its layers."""
 
     def __init__(self, part: nn.Module, layer: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Tower(nn.Module):
 
 
 class PatchTower(nn.Module):
-    """Runs the tower of a Qwen2.5-VL on patches, with prepared lengths, positions and window order."""
+    """Runs the tower of a Qwen2.5-VL on patches, with given sequence lengths, positions and window order."""
 
     def __init__(self, part: nn.Module, images: PackedLengths, windows: PackedLengths) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class PromptGlue(nn.Module):
 
 
 class EchoDecoder(nn.Module):
-    """Stand-in for a decoder that keeps the token embedding and returns its input embeddings."""
+    """Stand-in for a decoder, with its token embedding, that returns its input embeddings."""
 
     def __init__(self, embed_tokens: nn.Module) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class SymbolicSideSam(PartModule):
 
 
 class ClipOnFeatures(PartModule):
-    """Runs CLIP of the remote code on given features; of the pixels it reads only the number of images."""
+    """Runs CLIP of the remote code on given features; it uses only the batch size of the pixels."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.part(x, x)
@@ -121,7 +121,7 @@ class ClipOnFeatures(PartModule):
 
 
 class VisionProjector(nn.Module):
-    """Runs the operators of the vision tower between given outputs of SAM and CLIP, and the projector."""
+    """Runs the projector, and the operators of the vision tower after SAM and CLIP, on given outputs of these."""
 
     def __init__(self, tower: nn.Module, projector: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The base class of targets that read images and text.
+"""Define the base class of targets that read images and text.
 
 A family adds its configuration, its formulas, and how its vision tower is called.
 """
@@ -48,9 +48,9 @@ PRESETS: Final = (
     NamedWorkload("text-only", "512 text tokens, no image", {"text": 512}),
 )
 MOST_IMAGES: Final = 64
-"""Limit of images in a prompt; more are probably a mistake."""
+"""Maximum number of images in a prompt; a larger number is probably a mistake."""
 EXAMPLE_COUNT: Final = 7
-"""Number of images of an export: above 1, and different from the example sizes of the decoder."""
+"""Number of images in an export: above 1, and different from the example sizes of the decoder."""
 
 C = TypeVar("C", bound=ImageTextConfig)
 
@@ -64,7 +64,7 @@ class ImageTextTarget(Native[C]):
 
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
 
     @abstractmethod
     def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:
@@ -72,21 +72,21 @@ class ImageTextTarget(Native[C]):
 
     @abstractmethod
     def text_style(self) -> DecoderStyle:
-        """Return how the decoder differs from others."""
+        """Return the differences of the decoder from the default one."""
 
     text_behind: ClassVar[int] = 0
-    """Text tokens that each image needs behind it."""
+    """Text tokens that each image needs after it."""
     returns_features: ClassVar[bool] = True
     """Whether the model also returns the concatenated features."""
 
     plan: ClassVar[ShardPlan] = SPLIT_ALL
-    """How the class of transformers splits the decoder over devices; towers and projector are whole on each rank."""
+    """Tensor-parallel plan of the decoder in the class of transformers; towers and projector are whole on each rank."""
 
     def shares(self, workload: Workload) -> Shards:
         return Shards.of(self.config.text, workload, self.plan, self.text_style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
         from costproof.models.image_text.formulas import glue_tape
@@ -118,11 +118,11 @@ class ImageTextTarget(Native[C]):
 
     @abstractmethod
     def tower_invocations(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
-        """Return the stage calls of the towers on ``count`` images, whose symbols the prefill also gets."""
+        """Return the towers' invocations on ``count`` images, whose symbols the prefill gets as well."""
 
     @abstractmethod
     def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
-        """Return the export jobs of the towers on ``count`` images, or on a symbolic number of them if ``None``."""
+        """Return the export jobs of the towers on ``count`` images, a symbolic number if ``None``."""
 
     @abstractmethod
     def image_inputs(self, workload: Workload, count: int) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class ImageTextTarget(Native[C]):
 
     @abstractmethod
     def least_layers(self) -> int:
-        """Return the least number of tower layers after a truncation."""
+        """Return the minimum number of tower layers after a truncation."""
 
     def random_image_inputs(self, model: nn.Module, workload: Workload, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return :meth:`image_inputs` with seeded values.
@@ -146,7 +146,7 @@ class ImageTextTarget(Native[C]):
     @classmethod
     @abstractmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ImageTextTarget[Any], dict[str, bool]]:
-        """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
+        """Draw a random small configuration; return its target, and whether it has each feature.
 
         Args:
             p: values of the parameters of :meth:`domain`.
@@ -162,7 +162,7 @@ class ImageTextTarget(Native[C]):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the formulas describe the parts of a configuration and the cache that it leads to."""
+        """Return whether the formulas describe a configuration's parts, and the cache that it gets in transformers."""
         default, text = cls.default().config, config.get(TEXT)
         kinds = all(is_of(config, key, part) for key, part in ((VISION, default.vision), (TEXT, default.text)))
         return kinds and default.text.caches_as(text if isinstance(text, dict) else {})
@@ -183,7 +183,7 @@ class ImageTextTarget(Native[C]):
         )
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration with the first layers of decoder and tower, and a note on the cut."""
+        """Return the configuration truncated to the first layers of decoder and tower, and a note on the cut."""
         vision, text = self.config.vision, self.config.text
         _, words = layers_cut("decoder", layers, 1, text.layers)
         cut = {"decoder layers": words} if words else {}
@@ -199,17 +199,17 @@ class ImageTextTarget(Native[C]):
         return images_of(workload) * self.image_tokens(workload) + workload.text_tokens
 
     def whole_prompt(self, workload: Workload) -> Workload:
-        """Return the workload with image tokens among the tokens of the prompt."""
+        """Return the workload with ``text_tokens`` increased by the image tokens of the prompt."""
         return replace(workload, text_tokens=self.length(workload))
 
     def default_workload(self, name: str) -> Workload:
-        """Return the workload of a preset, with an image if it is the default."""
+        """Return the workload of a preset; the default preset has an image."""
         preset = next(p for p in self.named if p.name == name)
         plain = with_images(Workload(name, preset.tokens["text"]), int(preset.default))
         return self.with_images_given(plain, {}, [])
 
     def with_images_given(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with its image settings, removed from ``given``; append errors to ``found``."""
+        """Move the image settings from ``given`` to the workload; append errors to ``found``."""
         count = given.pop(IMAGES, None)
         if count is None:
             return workload
@@ -221,7 +221,7 @@ class ImageTextTarget(Native[C]):
         return workload
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with its image settings.
+        """Return the workload with its image settings, and resolve the lengths in ``given``.
 
         Convert ``seq_len`` in ``given`` to the remaining text tokens. The images of rows are those of the whole batch.
         """
@@ -286,7 +286,7 @@ class ImageTextTarget(Native[C]):
         return model
 
     def build(self, workload: Workload) -> nn.Module:
-        """Return the model that is exported; of several devices, the part of the counted rank.
+        """Return the model to export; on several devices, the counted rank's part.
 
         Raises:
             Incomplete: no graph counts a rank of this mesh.
@@ -294,7 +294,7 @@ class ImageTextTarget(Native[C]):
         return shard_for_export(Native.build(self, workload), workload, self.decoder)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
+        """Return the model to run; on several devices, as transformers distributes it to the counted rank.
 
         Raises:
             Problems: the checkpoint does not fit.
@@ -307,7 +307,7 @@ class ImageTextTarget(Native[C]):
         return self.layout.towers.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the export jobs of the towers, the glue, the prefill and a decode step.
+        """Return the export jobs of the towers, of feature insertion, of the prefill and of a decode step.
 
         Each cut passes an activation from one stage to the next. It is an output of one graph and an input of another,
         so it counts as written by its producer and as read by its consumer, as in a trace of the whole model.
@@ -320,7 +320,7 @@ class ImageTextTarget(Native[C]):
         return (*towers, *jobs)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return jobs that run each stage in isolation at the sizes of the workload, and some decode steps."""
+        """Return jobs that run each stage, and some decode steps, in isolation at the workload's sizes."""
         workload = workload.own
         count = workload.batch * images_of(workload)
         jobs = exports.stage_runs(model, workload, self.decoder, self.length(workload), embeds=count > 0)
@@ -328,7 +328,7 @@ class ImageTextTarget(Native[C]):
         return (*towers, *jobs)
 
     def _glue(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """Return the job of token embedding and scatter of image features, at the concrete sizes of the workload."""
+        """Return the export job of token embedding and scatter of image features, at concrete sizes."""
         from costproof.models.image_text import modules
 
         layout, text = self.layout, self.config.text
@@ -368,7 +368,7 @@ class ImageTextTarget(Native[C]):
         return runs.real_runs(model, workload, decoder, kwargs)
 
     def _row_runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """Return the run of a batch of unequal rows, whose first sequences with room have the images."""
+        """Return the run of a batch of unequal rows, with the images in the first sequences that have room."""
         count, token = images_of(workload), self.config.image_token
         if next(model.parameters()).device.type == "meta":
             images = self.image_inputs(workload, count) if count else {}
@@ -399,17 +399,17 @@ class ImageTextTarget(Native[C]):
         return domain(self.workload())
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return the workload with a randomly drawn prompt, including its images."""
+        """Return the workload with a randomly drawn text length and number of images."""
         return with_images(self.drawn_text(p, workload), p["images"])
 
     @staticmethod
     def drawn_text(p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return the workload with randomly drawn text length and choice of logits."""
+        """Return the workload with the drawn text length, and with logits of all positions or the last."""
         return replace(workload, text_tokens=p["text_tokens"], logits="last" if p["last"] else "all")
 
 
 def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: torch.Tensor) -> ExportJob:
-    """Return the export job of a tower in one call.
+    """Return the export job of one call of a tower.
 
     Args:
         path: of the tower in the model; in ``module`` it is ``part``.

@@ -1,1 +1,1 @@
-"""Common code of models that read images of pages: geometry, workloads, SAM, decoder, exports and runs."""
+"""Share the code of models that read page images: geometry, workloads, SAM, decoder, exports and runs."""

@@ -1,4 +1,4 @@
-"""Configurations that page models share: SAM, the decoder, and how native files are read and checked."""
+"""Define configurations that page models share: SAM, the decoder, and how native files are read and checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import BatchRow
 
 CHANNELS: Final = 3
-"""RGB pages: the vendor's processor and both patch embeddings take three channels."""
+"""Number of channels of an RGB page, which the vendor's processor and both patch embeddings require."""
 
 
 SAM_KEYS: Final = {
@@ -41,7 +41,7 @@ TEXT_KEYS: Final = {
     "vocab": "vocab_size",
     "max_positions": "max_position_embeddings",
 }
-"""Fields -> their keys in the native file."""
+"""Keys in the native file of the decoder's fields, by field."""
 
 
 GENERAL_KEYS: Final = {
@@ -51,7 +51,7 @@ GENERAL_KEYS: Final = {
     "torch_dtype": "the workload decides the dtype",
     "transformers_version": "says what wrote the file",
 }
-"""Keys that may be in any section and that no formula needs -> the reason."""
+"""Keys of any section that no formula needs, with the reason."""
 DECODER_KEYS: Final = {
     "attention_dropout": "dropout does nothing in inference",
     "bos_token_id": "which token begins a text costs nothing",
@@ -63,7 +63,7 @@ DECODER_KEYS: Final = {
     "topk_group": "greedy routing has no groups",
     "use_cache": "a run of a prefill and decode steps keeps the cache",
 }
-"""Keys of a decoder that no formula needs -> the reason."""
+"""Keys of a decoder that no formula needs, with the reason."""
 WAIVED: Final = {
     **GENERAL_KEYS,
     **{key: why for key, why in DECODER_KEYS.items() if key.endswith("_token_id")},
@@ -86,7 +86,7 @@ UNKNOWN_ACTIVATION: Final = "only this activation is described by the formulas"
 
 
 class EqualHeads:
-    """Base of configurations whose attention heads have equal width."""
+    """Base class of configurations whose attention heads divide the width."""
 
     __slots__ = ()
     hidden: int
@@ -94,24 +94,24 @@ class EqualHeads:
 
     @property
     def head_dim(self) -> int:
-        """Return the width of one attention head."""
+        """Return the width of an attention head."""
         return self.hidden // self.heads
 
 
 @dataclass(frozen=True, slots=True)
 class SamConfig(EqualHeads):
-    """SAM ViT-B with a neck and two stride-2 convolutions (vendor: ``deepencoder.build_sam_vit_b``)."""
+    """Configuration of SAM ViT-B, a neck and two stride-2 convolutions (vendor: ``deepencoder.build_sam_vit_b``)."""
 
     hidden: int = 768
     layers: int = 12
     heads: int = 12
     mlp: int = 3072
     image: int = 1024
-    """Side of a view, in pixels, for which the position table was trained."""
+    """Side in pixels of the view for which the position table was trained."""
     patch: int = 16
     window: int = 14
     global_layers: tuple[int, ...] = (2, 5, 8, 11)
-    """Indices of the layers with attention over the whole view; others attend within windows."""
+    """Indices of the layers with attention over the whole view; other layers attend within windows."""
     neck: int = 256
     downsample: tuple[int, int] = (512, 1024)
 
@@ -122,24 +122,24 @@ class SamConfig(EqualHeads):
 
     @property
     def stride(self) -> int:
-        """Return the pixels per feature along a side: the patch, times 2 for each of the two convolutions."""
+        """Return the pixels per feature along a side: the patch size times 2 for each of the two convolutions."""
         return self.patch * 4
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnSam(SamConfig):
-    """SAM with any number of input channels, a configuration that no file can state."""
+    """SAM configuration that no file can state, since it has any number of input channels."""
 
     colours: int = CHANNELS
 
     @property
     def channels(self) -> int:
-        """Return the number of channels, drawn at random."""
+        """Return the drawn number of channels."""
         return self.colours
 
     @classmethod
     def of(cls, p: Mapping[str, int], rng: Random, layers: int, width: int) -> Self:
-        """Draw a SAM configuration: sizes from ``p``, and a random choice of the layers with global attention.
+        """Return a SAM configuration with the drawn sizes ``p`` and a random choice of layers with global attention.
 
         Args:
             p: values of the drawn parameters.
@@ -162,7 +162,7 @@ class DrawnSam(SamConfig):
 
 @dataclass(frozen=True, slots=True)
 class PageDecoderConfig(EqualHeads):
-    """The decoder: multi-head attention; the first layers are dense, the others mixtures of experts."""
+    """Configuration of a decoder with multi-head attention, dense first layers, and experts in the other layers."""
 
     hidden: int = 1280
     layers: int = 12
@@ -178,7 +178,7 @@ class PageDecoderConfig(EqualHeads):
     vocab: int = 129_280
     max_positions: int = 8192
     sliding_window: int | None = None
-    """Decode steps after which the oldest ones leave the cache; ``None`` if all stay, as in the vendor's code."""
+    """Number of decode steps that stay in the cache; ``None`` if all stay, as in the vendor's code."""
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     routed_scaling_factor: float = 1.0
@@ -186,7 +186,7 @@ class PageDecoderConfig(EqualHeads):
     one_mask: ClassVar[bool] = False
 
     def windows(self) -> tuple[int, ...]:
-        """Return the windows of attention in the layers: none, as no run leaves the configured one."""
+        """Return no windows, since runs that exceed the configured window are refused."""
         return ()
 
     def saves_by_absorbing(self, row: BatchRow) -> bool:
@@ -195,7 +195,7 @@ class PageDecoderConfig(EqualHeads):
 
 
 def drawn_decoder(p: Mapping[str, int], rng: Random, layers: int) -> dict[str, Any]:
-    """Return the drawn fields of a decoder, except those whose size depends on the kernel of its experts."""
+    """Return the drawn fields of a decoder, except sizes that depend on the kernel of its experts."""
     return {
         "layers": layers,
         "dense_layers": rng.randint(0, layers),
@@ -227,20 +227,20 @@ class PageConfig(NativeConfig):
         **dict.fromkeys((f"text.{x}" for x in ("rms_norm_eps", "rope_theta", "routed_scaling_factor")), "a constant"),
     }
     second: ClassVar[str]
-    """Field of the second tower."""
+    """Name of the field with the second tower's configuration."""
     second_keys: ClassVar[Mapping[str, str]]
-    """Fields of the second tower -> their keys in a native file."""
+    """Keys in a native file of the second tower's fields, by field."""
     second_sizes: ClassVar[tuple[str, ...]]
     """Sizes of the second tower whose symbols have the same name as the field."""
 
     @property
     @abstractmethod
     def projector_in(self) -> int:
-        """Return the number of features per vision token that the projector reads."""
+        """Return the input width of the projector."""
 
     @classmethod
     def paths(cls) -> dict[str, str]:
-        """Return field -> JSON path in a native file."""
+        """Return the JSON path of each field in a native file."""
         sam, second = "$.vision_config.sam_config", "$.vision_config.encoder_config"
         return {
             **{f"sam.{field}": f"{sam}.{key}" for field, key in SAM_KEYS.items()},
@@ -253,7 +253,7 @@ class PageConfig(NativeConfig):
         }
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         sam, text = self.sam, self.text
         named = {"sam": _SAM_SIZES, self.second: self.second_sizes, "text": _TEXT_SIZES}
         return {
@@ -298,7 +298,7 @@ class PageConfig(NativeConfig):
 
     @classmethod
     def from_normalised(cls, data: Mapping[str, Any]) -> Self:
-        """Return the configuration that :meth:`normalised` wrote, without checking it."""
+        """Return the configuration from the data that :meth:`normalised` returned, without checking it."""
         made: Any = cls
         kinds: dict[str, Any] = {
             "sam": SamConfig,
@@ -313,7 +313,7 @@ class PageConfig(NativeConfig):
         return found
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each pair of numbers with which no model can run, with paths in a native file."""
+        """Return an error for each pair of numbers that no model can have, with paths in a native file."""
         widths = cast("tuple[int, ...]", self.sam.downsample)  # a value that was set for the key has any length
         if len(widths) != 2:
             what, where = "there must be two stride-2 convolutions", self.paths()["sam.downsample"]
@@ -336,7 +336,7 @@ class PageConfig(NativeConfig):
 
 
 def read_sam(section: Section, model_type: str, defaults: SamConfig) -> SamConfig:
-    """Return the configuration in the section of SAM.
+    """Read the configuration of SAM from its section.
 
     Args:
         defaults: values of the class for omitted keys.
@@ -356,7 +356,7 @@ def read_sam(section: Section, model_type: str, defaults: SamConfig) -> SamConfi
 
 
 def read_text(section: Section, model_type: str, defaults: PageDecoderConfig) -> PageDecoderConfig:
-    """Return the configuration in the section of a decoder with multi-head attention and mixtures of experts.
+    """Read the configuration of a decoder with multi-head attention and mixtures of experts from its section.
 
     Args:
         defaults: values of the class for omitted keys.
@@ -394,7 +394,7 @@ def read_text(section: Section, model_type: str, defaults: PageDecoderConfig) ->
 
 
 def _dense_layers(section: Section, layers: int) -> int:
-    """Return the number of dense layers, from ``mlp_layer_types`` or the older ``first_k_dense_replace``."""
+    """Read the number of dense layers from ``mlp_layer_types`` or the older ``first_k_dense_replace``."""
     first = section.integer("first_k_dense_replace", 1, least=0)
     kinds = section.take("mlp_layer_types", None)
     if kinds is None:
@@ -417,7 +417,7 @@ def _dense_layers(section: Section, layers: int) -> int:
 
 
 def _rope(section: Section) -> float:
-    """Return the base of the rotary embedding; scaling is not supported."""
+    """Read the base of the rotary embedding; scaling is not supported."""
     defaults = PageDecoderConfig().rope_theta
     theta = section.number("rope_theta", defaults)
     section.fixed("rope_scaling", None, why="scaled rotary embedding is not described by the formulas")
@@ -441,7 +441,7 @@ def read_downsample(section: Section, *default: tuple[int, int]) -> tuple[int, i
 
 
 def contradictions(config: Any, paths: Mapping[str, str], second: str = "clip") -> list[CostproofError]:
-    """Return an error for each pair of numbers with which no model can run.
+    """Return an error for each pair of numbers that no model can have.
 
     Args:
         config: configuration of SAM, of a second tower that reads its features, and of the decoder.

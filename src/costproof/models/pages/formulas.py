@@ -35,40 +35,40 @@ from costproof.ledger.workload import ROWS_INVOCATION, AttentionKind, BatchRow, 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One call of the vision towers, and which branches they take in it."""
+    """One call of the vision towers, with the branches that the towers take in this call."""
 
     invocation: str
-    """Name of its invocation in ledgers: ``global`` or ``crops``."""
+    """Name of the call in ledgers: ``global`` or ``crops``."""
     sam_resampled: bool
-    """Whether the position table of SAM is resampled, because it has another grid than this view."""
+    """Whether SAM's position table is resampled, because its grid differs from this view's."""
     clip_resampled: bool
-    """Whether the position table of CLIP is resampled."""
+    """Whether CLIP's position table is resampled."""
     sam_padded: bool = True
-    """Whether the grid of this view is not a whole number of windows."""
+    """Whether SAM pads this view's grid to whole windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageStructure:
-    """Facts about a model and a run that decide which terms formulas have; every size is a symbol.
+    """Facts about a model and a run that decide the form of formulas; all sizes are symbols.
 
     The default is the published DeepSeek-OCR on a prompt without a page.
     """
 
     views: tuple[View, ...] = ()
-    """The global view first, then the crops, if any; empty for a text-only run."""
+    """Global view first, then the crops, if any; empty for a text-only run."""
     sam_layers: int = 12
     sam_global_layers: tuple[int, ...] = (2, 5, 8, 11)
     second_layers: int = 24
     text_layers: int = 12
     text_dense: int = 1
-    """Leading layers with a dense MLP; the others are mixtures of experts."""
+    """Number of leading layers with a dense MLP; the others have mixtures of experts."""
     attention: AttentionKind = "sdpa"
     logits: Logits = "all"
     experts: ExpertKernel = "grouped_mm"
     decode: bool = True
-    """Whether there are decode steps."""
+    """Whether the run has decode steps."""
     remote: bool = False
-    """Whether the vendor's code runs instead of transformers' classes, which changes what is counted.
+    """Whether the run uses the vendor's code instead of transformers' classes, with other operators to count.
 
     SAM skips padding and resampling without effect, writes the norms of the neck in primitives, and has no module
     around the downsampling. CLIP has one projection for queries, keys and values, no module for the activation, and a
@@ -87,13 +87,13 @@ class PageStructure:
         return sym("n") if self.rows else sym("B")
 
     def packed(self, call: StackCall) -> bool:
-        """Return whether a call processes the rows of a batch, packed into one sequence."""
+        """Return whether a call processes the rows of a batch as one packed sequence."""
         return bool(self.rows) and call.past == 0
 
     def row_calls(self, call: StackCall) -> Iterator[tuple[StackCall, bool]]:
-        """Yield, for each kind of rows, the sizes of a row and whether fused attention needs a mask in it.
+        """Yield (sizes of a row, whether fused attention needs a mask) for each kind of rows.
 
-        Branches: a row may have no past; several tokens behind one need a mask.
+        Branches: a row may have no past; several tokens after a past need a mask.
         """
         batch, tokens, past = ROW_SIZES
         for row, *_ in self.rows:
@@ -110,7 +110,7 @@ def windows_per_side(grid: Size, window: Size) -> Size:
 
 @layer
 class WindowPartition:
-    """Padding of [views, grid, grid, width] to whole windows of window² tokens, and the cut into windows.
+    """Padding of [views, grid, grid, width] to whole windows of window² tokens, and the partition into windows.
 
     Along each side there are ceiling(grid / window) windows, so the attention that follows works on
     views x ceiling(grid / window)² windows of window² tokens: the padding is computed like the rest.
@@ -142,7 +142,7 @@ class WindowPartition:
 
 @layer
 class RelativePosition:
-    """bias[y, x, y', x'] = q[y, x] · R_h[y - y'] + q[y, x] · R_w[x - x'] on a side x side grid.
+    """Biases q[y, x] · R_h[y - y'] + q[y, x] · R_w[x - x'] by relative position, for scores on a side x side grid.
 
     Step by step, per axis (there are two, so everything but the last step counts twice):
 
@@ -175,14 +175,14 @@ class RelativePosition:
     source: ClassVar[str] = "Li et al. 2021, MViTv2, equation 4; SAM get_rel_pos and get_decomposed_rel_pos"
 
     sequences: Size
-    """Number of views or windows, times heads."""
+    """Number of views or windows, times the number of heads."""
     side: Size
     head_dim: Size
     entries: Size
-    """Number of rows of one table."""
+    """Number of rows of one position table."""
     item_bytes: Size
     resampled: bool = True
-    """Whether step 1 runs; an implementation may skip it if the length fits."""
+    """Whether step 1 runs; an implementation may skip it if the table already has the required length."""
 
     def costs(self) -> LayerCosts:
         tables = 2 * self.entries * self.head_dim
@@ -216,15 +216,15 @@ SAM_ATTENTION: Final = AttentionBlock(
     cached=False,
     mask="inside",
 )
-"""Attention of SAM without its biases by position."""
+"""Attention of SAM without its relative-position biases."""
 SAM_LAYER: Final = TransformerLayer(
     sym("sam_hidden"), SAM_ATTENTION, Mlp(sym("sam_hidden"), sym("sam_mlp"), "gelu"), norm="layer"
 )
-"""A layer of SAM without windows."""
+"""Layer of SAM without the partition into windows."""
 
 
 def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
-    """Return all parts of SAM on n views of H x H pixels; H is a multiple of 4 patches.
+    """Return all module parts of SAM on n views of H x H pixels; H is a multiple of 4 patches.
 
     Source: Kirillov et al. 2023, Segment Anything; ``UnlimitedOcrSamVisionEncoder`` (transformers),
     ``ImageEncoderViT`` (vendor).
@@ -245,7 +245,7 @@ def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
 
 
 def sam_neck(structure: PageStructure) -> tuple[ModulePart, ...]:
-    """Return the parts of SAM behind its layers, in the order in which they run."""
+    """Return the parts of SAM after its layers, in the order in which they run."""
     n, b, hidden, grid = sym("n"), sym("b"), sym("sam_hidden"), sym("H") / sym("sam_patch")
     out, down1, down2 = sym("sam_out"), sym("sam_down1"), sym("sam_down2")
     norm = (LayerNorm2d if structure.remote else LayerNorm)(n * grid**2, out, b)
@@ -286,7 +286,7 @@ def _sam_layer(structure: PageStructure, view: View, i: int) -> tuple[ModulePart
 def page_decoder_parts(
     structure: PageStructure, call: StackCall, positions: Size, glue: Layer
 ) -> tuple[ModulePart, ...]:
-    """Return all parts of the decoder in one call, from the root to the output projection.
+    """Return all module parts of the decoder in one call, from the root to the output projection.
 
     Args:
         positions: number of positions per sequence that get logits.
@@ -305,7 +305,7 @@ def page_decoder_parts(
 
 
 def _picked(structure: PageStructure, call: StackCall) -> tuple[PickedPositions, ...]:
-    """Return the layer that picks the positions with logits among those of all rows; none if all have them.
+    """Return the layer that selects the positions with logits from all rows; empty if all positions have logits.
 
     Branches: whether all have them.
     """
@@ -315,7 +315,7 @@ def _picked(structure: PageStructure, call: StackCall) -> tuple[PickedPositions,
 
 
 def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
-    """Return the layers of the decoder in one call; sources are those of :func:`page_decoder_parts`.
+    """Return the layers of the decoder in one call; for their sources see :func:`page_decoder_parts`.
 
     Branches: the first layers of a configuration are dense; a step of one token has no mask in the vendor's code;
     rows of a batch attend by themselves.
@@ -362,10 +362,10 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
 
 
 ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
-"""Placeholder for any view, because parameters do not depend on the view."""
+"""Placeholder view for parameters, which do not depend on the view."""
 
 TowerParts = Callable[[View], Mapping[str, tuple[tuple[ModulePart, ...], Size]]]
-"""View -> stage -> its parts, and the bytes of the activations that enter and leave it."""
+"""Function from a view to the parts of each stage, with the bytes of the activations that enter and leave it."""
 
 
 def page_ledger(
@@ -376,7 +376,7 @@ def page_ledger(
     names: Mapping[str, str],
     stages: tuple[str, ...],
 ) -> Ledger:
-    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
+    """Return the symbolic ledger of all stages, with formulas (``exprs``) and without numbers (``costs``).
 
     Decode nodes hold the sum over N steps at contexts P, P+1, ..., P+N-1.
 
@@ -425,7 +425,7 @@ def decoder_border(structure: PageStructure, call: StackCall, positions: Size, p
 
 
 def _mask_elements(structure: PageStructure, call: StackCall) -> Iterator[Size]:
-    """Yield the elements of the masks that eager attention is given.
+    """Yield the numbers of elements of the masks that eager attention gets.
 
     Branches: rows of a batch have a mask each.
     """
@@ -461,5 +461,5 @@ _SYMBOLS: Final[dict[str, tuple[str, str]]] = {
 
 
 def page_symbols(own: Mapping[str, tuple[str, str]]) -> dict[str, SymbolDoc]:
-    """Return the typesetting and the meaning of every symbol, including those of a second tower."""
+    """Return the notation and the meaning of every symbol, including those of a second tower."""
     return {**RUN_SYMBOLS, **DECODER_SYMBOLS, **{n: SymbolDoc(*doc) for n, doc in {**_SYMBOLS, **own}.items()}}

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 VIEWS: Final = 7
-"""Number of views of an export: above 1, and different from the example sizes of the decoder."""
+"""Number of views in an export: above 1, and different from the example sizes of the decoder."""
 _OF_PAGES: Final = ("pixel_values", "pixel_values_local", "num_local_patches", "patches_grid")
-"""Arguments of a class that are about pages."""
+"""Arguments of a class that hold pages."""
 EMBEDDING: Final = "model.language_model.embed_tokens"
 
 
@@ -32,18 +32,18 @@ class PageReader:
 
     decoder: Decoder
     tokens: Callable[[Page | None, int], int]
-    """(page, pixels per feature along a side) -> vision tokens per sequence."""
+    """Function from (page, pixels per feature along a side) to the number of vision tokens per sequence."""
     rows: Callable[[int, int], int]
-    """(side of a view in pixels, pixels per feature along a side) -> tokens of the view that the projector writes."""
+    """Function from (side of a view, pixels per feature) to the number of the view's tokens after the projector."""
     vision: Callable[[nn.Module, Workload, int, tuple[str, ...], int], list[ExportJob]]
-    """(model, workload, side of the views, invocations, number of views) -> jobs of the towers and the projector."""
+    """Function from (model, workload, side of views, invocations, views) to the jobs of towers and projector."""
     unchecked: Callable[[], AbstractContextManager[None]]
-    """Returns the context in which a forward of a part of the model runs."""
+    """Function that returns the context in which only a part of the model may run."""
     takes_grid: bool = True
-    """Whether the class takes the columns and rows of the crops."""
+    """Whether the class takes the columns and rows of the crops as arguments."""
 
     def length(self, model: nn.Module, workload: Workload) -> int:
-        """Return the length of the prompt in tokens, vision and text; of rows, the sum of new tokens."""
+        """Return the length of the prompt in vision and text tokens; for rows, the sum of new tokens."""
         vision = 0 if workload.rows else self.tokens(page_of(workload), stride(model))
         return vision + workload.text_tokens
 
@@ -86,7 +86,7 @@ class PageReader:
         return runs.rows_runs(model, workload, self.decoder, ids, lambda given: views)
 
     def _row_ids(self, model: nn.Module, workload: Workload, seed: int) -> torch.Tensor:
-        """Return random ids of all rows, past and new ones row by row, with the tokens of the pages."""
+        """Return random ids of all rows, past and new ones row by row, with image tokens for the pages."""
         token: int = config_of(model).image_token_id
         page = page_of(workload)
         pages = [self.tokens(page, stride(model))] * (pages_of(workload) if page else 0)
@@ -109,7 +109,7 @@ class PageReader:
         return kwargs
 
     def real_inputs(self, model: nn.Module, workload: Workload, seed: int) -> dict[str, Any]:
-        """Return :meth:`page_inputs` with seeded values; image tokens precede the text."""
+        """Return :meth:`page_inputs` with seeded random values; image tokens precede the text."""
         shapes = self.page_inputs(model, workload)
         image: int = config_of(model).image_token_id
         ids = random_integers(text_config(model).vocab_size - 1, shapes["input_ids"].shape, seed, "input_ids")
@@ -123,7 +123,7 @@ class PageReader:
         return kwargs
 
     def glue_job(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """Return the job that inserts image tokens into the prompt, at concrete sizes since it loops over images."""
+        """Return the export job that writes image tokens into the prompt, at concrete sizes as it loops over images."""
         from costproof.models.image_text import modules
 
         page = page_of(workload)
@@ -156,7 +156,7 @@ def stride(model: nn.Module) -> int:
 def vision_job(
     stage: str, side: int, invocations: tuple[str, ...], module: nn.Module, prefix: dict[str, str], **args: torch.Tensor
 ) -> ExportJob:
-    """Return the job of a vision stage at one view size; dimension 0 of each argument is the number of views."""
+    """Return the export job of a vision stage at one view size; dimension 0 of each argument is the number of views."""
     sizes = [SymbolicSize((name,), 0, "n") for name in args]
     return ExportJob(f"{stage}@{side}", stage, invocations, module, prefix, args, sizes)
 

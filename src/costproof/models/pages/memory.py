@@ -49,7 +49,7 @@ class _SamTape(LayerTape):
     eager: bool = False
 
     def attend_in_windows(self, grid: Size, window: int, cells: int, count: int, padded: bool, x: Piece) -> Piece:
-        """Record attention within windows: padding, the cut into windows, and back.
+        """Record attention within windows: padding, partition into windows, attention, and their reassembly.
 
         Args:
             window: side of a window in patches.
@@ -73,7 +73,7 @@ class _SamTape(LayerTape):
         return self._make(rows * hidden, x) if padded else x
 
     def attend(self, side: Size, length: int, x: Piece) -> Piece:
-        """Record SAM's attention within a square of patches, with its biases by relative position; return the result.
+        """Record attention within a square of patches, with relative-position biases; return the result.
 
         Args:
             side: the side of the square in patches.
@@ -98,7 +98,7 @@ class _SamTape(LayerTape):
         return self._make(elements, self._in_order(result, elements))
 
     def _biases(self, side: Size, length: int, whole: Piece, *reads: Piece) -> Piece:
-        """Record biases of scores by position: a table for each axis, its product with queries, and their sum.
+        """Record the relative-position biases: a table for each axis, its product with queries, and their sum.
 
         Args:
             whole: queries, keys and values.
@@ -119,7 +119,7 @@ class _SamTape(LayerTape):
         return biases if single else self._make(each * side**2, biases, *reads)
 
     def _table(self, side: Size) -> Piece:
-        """Record the rows of a table of relative positions for all pairs of coordinates on an axis."""
+        """Record the look-up of relative positions for all pairs of coordinates on an axis."""
         tape, width = self.tape, sym("sam_head_dim")
         resampled = self._make((2 * side - 1) * width)
         own = [tape.make(4 * side, tape.make(INT64 * side)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Geometry of a page image, the page of a workload, and the crop grid that the real preprocessing chooses."""
+"""Describe a page image's geometry, the page of a workload, and the crop grid that real preprocessing chooses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from costproof.models.image_text.layout import images_of
 
 MIN_CROPS: Final = 2
 MAX_CROPS: Final = 9
-"""Limit in the paper and in the vendor's code; the default of 32 in the native processor is for another checkpoint."""
+"""Maximum number of crops in the paper and the vendor's code; the native default, 32, is for another checkpoint."""
 
 _MOST_CHUNKS: Final = 100_000
 _MOST_EXIF: Final = 65_536
@@ -29,11 +29,11 @@ class Page:
     """Geometry of one page image."""
 
     base_size: int
-    """Side of the global view in pixels."""
+    """Side of the global view, in pixels."""
     image_size: int
-    """Side of one crop in pixels (not used without a grid)."""
+    """Side of one crop, in pixels (not used without a grid)."""
     grid: tuple[int, int] | None = None
-    """Columns and rows of crops; ``None`` for only a global view."""
+    """Columns and rows of crops; ``None`` for a page without crops."""
 
     @property
     def crops(self) -> int:
@@ -49,13 +49,13 @@ _FIELDS: Final = ("base_size", "image_size", "grid")
 
 
 def page_of(workload: Workload) -> Page | None:
-    """Return the page of a workload; ``None`` for a text-only run, in which vision stages do not run."""
+    """Return the page of a workload; ``None`` for a text-only run, which has no vision stages."""
     found = {field: workload.inputs[field] for field in _FIELDS if field in workload.inputs}
     return Page(**cast(dict[str, Any], found)) if found else None
 
 
 def pages_of(workload: Workload) -> int:
-    """Return the number of pages in a run: one for each sequence; of a batch of rows, as many as it says."""
+    """Return the number of pages in a run: one per sequence, or for a batch of rows, the requested number."""
     return images_of(workload) if workload.rows else workload.batch
 
 
@@ -65,7 +65,7 @@ def prefill_name(workload: Workload) -> str:
 
 
 def with_page(workload: Workload, page: Page | None, **changes: Any) -> Workload:
-    """Return the workload with this page, or with text only for ``None``, and with other changed fields."""
+    """Return the workload with this page (``None``: text only) and with other changed fields."""
     if page is None:
         return replace(workload, inputs={}, what="text only", **changes)
     inputs = {"base_size": page.base_size, "image_size": page.image_size}
@@ -74,12 +74,12 @@ def with_page(workload: Workload, page: Page | None, **changes: Any) -> Workload
 
 
 def page_workload(name: str, page: Page | None, text_tokens: int, *more: Any, **settings: Any) -> Workload:
-    """Return a workload with this page; ``more`` are the further fields of :class:`Workload` in order."""
+    """Return a workload with this page; ``more`` holds further fields of :class:`Workload` in order."""
     return with_page(Workload(name, text_tokens, *more, **settings), page)
 
 
 def views(workload: Workload) -> tuple[tuple[str, int, int], ...]:
-    """Return (invocation, number, side in pixels) of each kind of view, the global one first."""
+    """Return (invocation, number of views, side in pixels) of each kind of view, the global one first."""
     page = page_of(workload)
     if page is None:
         return ()
@@ -89,7 +89,7 @@ def views(workload: Workload) -> tuple[tuple[str, int, int], ...]:
 
 
 def sides(workload: Workload) -> dict[int, tuple[str, ...]]:
-    """Return side of a view in pixels -> the invocations with views of that side."""
+    """Return the invocations with views of each side, by the side in pixels."""
     found: dict[int, tuple[str, ...]] = {}
     for call, _, side in views(workload):
         found[side] = (*found.get(side, ()), call)
@@ -97,12 +97,12 @@ def sides(workload: Workload) -> dict[int, tuple[str, ...]]:
 
 
 def grids(most: int = MAX_CROPS) -> list[tuple[int, int]]:
-    """Return (columns, rows) of every grid of :data:`MIN_CROPS` to ``most`` crops."""
+    """Return all grids, (columns, rows), of :data:`MIN_CROPS` to ``most`` crops."""
     return [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if MIN_CROPS <= c * r <= most]
 
 
 def choose_grid(width: int, height: int, image_size: int, *, most: int = MAX_CROPS) -> tuple[int, int] | None:
-    """Return (columns, rows) of crops for a page of ``width`` x ``height`` pixels; ``None`` for only a global view.
+    """Return (columns, rows) of crops for a page of ``width`` x ``height`` pixels; ``None`` for no crops.
 
     The grid whose aspect ratio is closest to the page's wins. Of grids equally close, a later and
     larger one wins while the page has more than half the grid's pixels. Ratios are compared as

@@ -1,4 +1,4 @@
-"""Base class of targets that read pages on classes of transformers."""
+"""Define the base class of targets that read pages, built on classes of transformers."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class PageTarget(Native[P]):
 
     __slots__ = ()
     modes: ClassVar[PageModes]
-    """Presets, and properties of the processor."""
+    """Presets of the model, and properties of its processor."""
     reader: ClassVar[PageReader]
-    """Interface of the class for page inputs."""
+    """Description of the class's inputs, runs, and layout of image tokens."""
     paths: ClassVar[StagePaths]
     """Module paths of the vision stages."""
     prompt_apart: ClassVar[bool] = False
-    """Whether the cache keeps the prompt apart from later tokens."""
+    """Whether the cache stores the prompt separately from later tokens."""
     second_name: ClassVar[str]
-    """Name of the second tower in notes on truncations."""
+    """Name of the second tower in notes on truncation."""
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
@@ -60,13 +60,13 @@ class PageTarget(Native[P]):
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
-        """Return the target with a configuration from a certificate."""
+        """Return the target with a normalised configuration, as certificates contain it."""
         usual = cls.default()
         config: Any = type(usual.config).from_normalised(json.loads(text))
         return replace(usual, config=config)
 
     def first_layers(self, layers: int) -> tuple[P, dict[str, str]]:
-        """Return the configuration with the first layers of decoder and towers, and the truncation.
+        """Return the configuration truncated to the first layers of decoder and towers, and the truncation.
 
         The decoder keeps its dense layers and at least one mixture of experts. SAM keeps its layers up to
         the first one with global attention (and one with windows, where it has any); the second tower keeps as many
@@ -91,7 +91,7 @@ class PageTarget(Native[P]):
         return replace(whole, **parts), cut
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """Return a preset with changes; ``settings`` as for :func:`~costproof.models.pages.workload.preset_workload`.
+        """Return a preset with changed settings; see :func:`~costproof.models.pages.workload.preset_workload`.
 
         Raises:
             Problems: everything that is wrong with the settings, at once.
@@ -107,7 +107,7 @@ class PageTarget(Native[P]):
         return page_invocations(self.config, workload, self.modes, self.stages[:3])
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
         from costproof.models.pages.formulas import page_decoder
 

@@ -1,4 +1,4 @@
-"""Workloads of models that read pages: presets, settings that override them, and checks of a workload."""
+"""Define workloads of models that read pages: presets, settings that override them, and checks of a workload."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from costproof.models.pages.page import (
 from costproof.models.target import NamedWorkload, Setting
 
 TEXT_TOKENS: Final = 16
-"""Approximate length of the vendor's prompt "<|grounding|>Convert the document to markdown." in tokens."""
+"""Approximate number of tokens of the vendor's prompt "<|grounding|>Convert the document to markdown."."""
 _GRID: Final = re.compile(r"(\d{1,3})[xX×](\d{1,3})")
 
 
@@ -65,24 +65,24 @@ class PagePreset:
 
 @dataclass(frozen=True, slots=True)
 class PageModes:
-    """The presets of a model that reads pages, and the properties of its processor."""
+    """Presets of a model that reads pages, and properties of its processor."""
 
     presets: Mapping[str, PagePreset]
     default: str
     """Name of the default preset."""
     settings: tuple[Setting, ...]
     tokens: Callable[[Page | None, int], int]
-    """(page, pixels per feature along a side) -> vision tokens per sequence."""
+    """Function from (page, pixels per feature along a side) to the number of vision tokens per sequence."""
     one_view: str
     """Name of the preset without crops."""
     rows: Callable[[int, int], int]
-    """(side of a view in pixels, pixels per feature along a side) -> tokens of the view that the projector writes."""
+    """Function from (side of a view, pixels per feature) to the number of the view's tokens after the projector."""
     counts_queries: bool = False
-    """Whether symbols of a view are its tokens, Q, in addition to its side, H."""
+    """Whether views have a symbol for their number of tokens, Q, in addition to their side, H."""
     most_crops: int = MAX_CROPS
 
     def named(self) -> tuple[NamedWorkload, ...]:
-        """Return the presets with their published token counts, at 64 pixels per feature."""
+        """Return the presets with their token counts at 64 pixels per feature."""
         return tuple(
             NamedWorkload(
                 name,
@@ -94,7 +94,7 @@ class PageModes:
         )
 
     def find(self, name: str) -> tuple[str, PagePreset, str | None]:
-        """Split ``gundam:3x2``; return the preset's name, the preset, and the grid or ``None``.
+        """Split ``gundam:3x2`` into preset and grid; return the preset's name, the preset, and the grid or ``None``.
 
         Raises:
             BadInput: there is no such preset, or it takes no grid.
@@ -181,7 +181,7 @@ def preset_workload(
 def _of_rows(
     page: Page | None, views: Sequence[str], seq_len: int | None, given: dict[str, Any], problems: list[CostproofError]
 ) -> Page | None:
-    """Return the page of a batch of rows, ``None`` without images; store the rows in ``given`` as a workload has them.
+    """Return the page of a batch of rows (``None`` without images); store the parsed rows in ``given``.
 
     Args:
         page: of the preset with its changes.
@@ -212,7 +212,7 @@ def _of_rows(
 
 
 def _name(unchanged: Workload, workload: Workload) -> str:
-    """Return the preset's name if at most the crop grid differs from the preset, else ``custom``."""
+    """Return the preset's name if only the crop grid differs from the preset, else ``custom``."""
     if workload == unchanged:
         return workload.name
     usual, page = page_of(unchanged), page_of(workload)
@@ -244,7 +244,7 @@ def _with_grid(
 
 
 def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
-    """Return columns and rows from ``"2x3"``.
+    """Return the columns and rows in a text such as ``"2x3"``.
 
     Raises:
         BadInput: not a valid grid.
@@ -260,7 +260,7 @@ def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
 def _with_length(
     config: PageConfig, workload: Workload, length: int, modes: PageModes, problems: list[CostproofError]
 ) -> Workload:
-    """Return the workload with as many text tokens as extend the prompt to ``length`` tokens."""
+    """Return the workload with as many text tokens as a prompt of ``length`` tokens requires."""
     page = page_of(workload)
     problems += page_problems(page, config.sam.stride, modes) if page else []
     if problems:
@@ -302,7 +302,7 @@ def page_run_problems(config: PageConfig, workload: Workload, modes: PageModes) 
                 where=where,
                 expected=f"at most {window} (sliding_window)",
                 got=steps,
-                fix="the formulas describe full attention: choose fewer steps, or fewer new tokens behind a past, or a "
+                fix="the formulas describe full attention: choose fewer steps, or fewer new tokens after a past, or a "
                 "longer window in the configuration",
             )
         )
@@ -334,7 +334,7 @@ def page_problems(page: Page, stride: int, modes: PageModes) -> list[CostproofEr
 
 
 def sequence_length(config: PageConfig, workload: Workload, modes: PageModes) -> int:
-    """Return the length of the prompt in tokens, vision and text; of rows, the sum of new tokens."""
+    """Return the length of the prompt in vision and text tokens; for rows, the sum of new tokens."""
     vision = 0 if workload.rows else modes.tokens(page_of(workload), config.sam.stride)
     return vision + workload.text_tokens
 
@@ -382,7 +382,7 @@ def page_invocations(
 
 
 def page_structure(config: PageConfig, workload: Workload, *, remote: bool = False) -> PageStructure:
-    """Return the facts about model and run that decide which terms formulas have.
+    """Return the facts about a model and a run that decide the form of formulas.
 
     A position table is resampled when it was trained for another grid than the view's
     (``interpolate_pos_encoding`` of both towers).

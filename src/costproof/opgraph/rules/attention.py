@@ -1,4 +1,4 @@
-"""Cost fused attention: two products over the full S_q x S_k and the softmax between them.
+"""Count the costs of fused attention: two products over the full S_q x S_k and the softmax between them.
 
 Headline: 2 * B*H_q*S_q*S_k * (D_qk + D_v). Vector FLOPs per score: 1 for the scale, 5 for the softmax, 1 for the
 addition of a mask tensor, 3 for a soft cap (divide, tanh, multiply), 2 for ALiBi (multiply, add).
@@ -47,18 +47,18 @@ SDPA: Final = (
 NESTED: Final = "costproof.nested_attention"
 """Operator on packed rows that :mod:`costproof.patches.nested` runs for attention of nested tensors."""
 _SEQUENCE_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seq_q")
-"""Arguments with the first row of each packed sequence of queries, and behind the last sequence its end."""
+"""Names of the argument with the first row of each packed query sequence, followed by the end of the last sequence."""
 _KEY_STARTS: Final = ("cum_seq_k", "cu_seqlens_k", "cu_seq_k")
 _KEYS_USED: Final = ("seqused_k", "seqlen_k")
-"""Arguments with the number of keys of each sequence that are used, of a cache that is not full."""
+"""Names of the argument with the number of cached keys that each sequence uses."""
 LENGTHS: Final = "lengths"
-"""Key in ``OpCall.attrs`` with (queries, keys) of each packed sequence."""
+"""Key in ``OpCall.attrs`` of the lengths of packed sequences, as (queries, keys) of each."""
 _MOST_NAMED: Final = 4
 _UNKNOWN_LENGTHS: Final = "packed sequences: the lengths are in a tensor's values"
 
 
 def attention_cost(grid: ScoreGrid) -> OpCost:
-    """Return the cost of attention over all scores of a grid."""
+    """Return the cost of attention over all scores, including those that a mask hides."""
     scores = grid.pairs if grid.packed else prod((grid.grids, grid.queries, grid.keys))
     vector = prod((6 if grid.mask is None else 7, scores))
     return OpCost(prod((2, scores, grid.width)), vector, role="matmul", attention=grid)
@@ -89,12 +89,12 @@ def sdpa(op: OpCall) -> OpCost:
 
 
 def mask_misfit(op: OpCall, *, at_sizes: bool = False) -> str:
-    """Return why a call of fused attention fails on a device: its mask has neither one nor all keys or queries.
+    """Return why a mask makes a call fail: its sizes are neither 1 nor those of the scores; empty if the mask fits.
 
-    Meta tensors are not checked by torch. Empty if it fits.
+    The call fails on a device; torch does not check meta tensors.
 
     Args:
-        at_sizes: whether to name sizes that differ in symbols, which only the values of the symbols decide.
+        at_sizes: whether to report symbolic sizes that differ, although some values of the symbols may make them equal.
     """
     mask = _mask(op)
     if mask is None:
@@ -118,7 +118,7 @@ def mask_misfit(op: OpCall, *, at_sizes: bool = False) -> str:
     NESTED,
 )
 def kernel_of_torch(op: OpCall) -> OpCost:
-    """Count torch's fused kernels on (B, S, H, D), for cuDNN (B, H, S, D), or on packed rows (T, H, D).
+    """Count attention in torch's fused kernels on (B, S, H, D), for cuDNN (B, H, S, D), or on packed rows (T, H, D).
 
     Packed rows need their lengths, unless there is one sequence, or all have the maximum length.
     """
@@ -158,7 +158,7 @@ def _aligned(op: OpCall, grid: ScoreGrid) -> ScoreGrid:
 
 
 def length_tensors(op: OpCall) -> tuple[Value, Value | None, Value | None] | None:
-    """Return the tensors of a call with the lengths of packed sequences; ``None`` for a call on other rows.
+    """Return the tensors with the lengths of packed sequences in a call; ``None`` if its rows are not packed.
 
     Returns:
         The starts of the sequences of queries, those of keys (default: the same), and how many keys are used of each.
@@ -170,7 +170,7 @@ def length_tensors(op: OpCall) -> tuple[Value, Value | None, Value | None] | Non
 
 
 def _packed_grid(op: OpCall, starts: Value, grid: ScoreGrid, *, paged: bool) -> ScoreGrid:
-    """Return the scores of packed sequences.
+    """Return the scores of packed sequences, as (queries, keys) of each sequence where their lengths are known.
 
     Args:
         grid: heads, rows of queries and rows of keys.
@@ -208,7 +208,7 @@ def _packed_grid(op: OpCall, starts: Value, grid: ScoreGrid, *, paged: bool) -> 
 
 
 def _misfit(lengths: Sequence[Sequence[int]], rows: Sequence[Size | None], longest: Sequence[Size | None]) -> str:
-    """Return why the lengths of packed sequences contradict the other arguments; empty if they do not."""
+    """Return why the lengths of packed sequences contradict the call's other arguments; empty if they do not."""
     for at, what in enumerate(("queries", "keys")):
         each = [pair[at] for pair in lengths]
         there, most = rows[at], longest[at]
@@ -222,14 +222,14 @@ def _misfit(lengths: Sequence[Sequence[int]], rows: Sequence[Size | None], longe
 FLEX: Final = "costproof.flex_attention"
 """Operator that :mod:`costproof.patches.flex_attention` runs for torch's ``flex_attention``."""
 UNKNOWN_COUNT: Final = -1
-"""Value of ``kept`` and ``score_flops`` of a call for a count that is not known."""
+"""Value of ``kept`` and ``score_flops`` in a call where the count is unknown."""
 EVERY_PAIR: Final = -2
-"""Value of ``kept`` of a call without a mask."""
+"""Value of ``kept`` in a call without a mask."""
 
 
 @operator_rule(FLEX)
 def flexible(op: OpCall) -> OpCost:
-    """Count flex_attention on (B, H_q, S_q, D) x (B, H_kv, S_k, D) x (B, H_kv, S_k, D_v), whatever its mask hides.
+    """Count flex_attention on (B, H_q, S_q, D) x (B, H_kv, S_k, D) x (B, H_kv, S_k, D_v), including masked pairs.
 
     The call states how many pairs its mask function leaves, and the vector FLOPs that its score function adds to each.
     """
@@ -255,7 +255,7 @@ _GRADIENTS: Final = (
 
 @operator_rule(*_GRADIENTS)
 def gradients(op: OpCall) -> OpCost:
-    """Report as unknown: only inference is counted.
+    """Report gradients of attention as unknown, since only inference is counted.
 
     Bound: QKᵀ and four gradients, 2 * B*H_q*S_q*S_k * (3 D + 2 D_v).
     """
@@ -313,13 +313,13 @@ def fixed_length(op: OpCall) -> OpCost:
 
 @operator_rule(*PACKED)
 def variable_length(op: OpCall) -> OpCost:
-    """Count packed rows (rows, H, D): S_q x S_k of each sequence, whose lengths are the values of a tensor."""
+    """Count attention on packed rows (rows, H, D): S_q x S_k for each sequence, whose lengths are a tensor's values."""
     return _packed(op, tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2))
 
 
 @operator_rule(*CACHED)
 def with_cache(op: OpCall) -> OpCost:
-    """Count (B, S_q, H_q, D) with a cache (B, S_cache, H_kv, D); S_k is the filled length, new keys included.
+    """Count attention of (B, S_q, H_q, D) on a cache (B, S_cache, H_kv, D); S_k is its filled length with the new keys.
 
     If the filled length is a tensor, it is unknown, and the whole cache is the bound.
     """
@@ -342,7 +342,7 @@ def with_cache(op: OpCall) -> OpCost:
 
 @operator_rule(*GENERAL)
 def third_version(op: OpCall) -> OpCost:
-    """Count FlashAttention 3: (B, S, H, D), packed rows and caches; a second query q_v adds 2*B*H_q*S_q*S_k*D_v."""
+    """Count FlashAttention 3 on (B, S, H, D), packed rows and caches; a second query q_v adds 2*B*H_q*S_q*S_k*D_v."""
     if not op.names:
         raise Uncountable("an attention operator whose optional tensors are not named in the graph")
     query, key, value = tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2)
@@ -360,7 +360,10 @@ def third_version(op: OpCall) -> OpCost:
 
 @operator_rule(*BACKWARD)
 def backward(op: OpCall) -> OpCost:
-    """Report as unknown: only inference is counted. The bound is five products; the forward pass has two."""
+    """Report gradients of FlashAttention as unknown, since only inference is counted.
+
+    The bound is five products; the forward pass has two.
+    """
     query, key = _named(op, "q"), _named(op, "k")
     if query is None or key is None or len(query.shape) != 4:
         raise Uncountable("a backward pass: only inference is counted")
@@ -371,7 +374,7 @@ def backward(op: OpCall) -> OpCost:
 
 
 def _fixed(op: OpCall, query: Value, keys: Size, value: Value, extra: Size = 0) -> OpCost:
-    """Return the cost for sequences of one length; ``extra`` is added to the width over which scores sum."""
+    """Return the cost of attention on sequences of equal length; ``extra`` is added to the width of a query."""
     if len(query.shape) != 4:
         raise Uncountable(f"flash attention on a tensor of rank {len(query.shape)}")
     batch, queries, heads, dim = query.shape
@@ -379,7 +382,7 @@ def _fixed(op: OpCall, query: Value, keys: Size, value: Value, extra: Size = 0) 
 
 
 def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0) -> OpCost:
-    """Return the cost for packed sequences; ``extra`` is added to the width over which scores sum."""
+    """Return the cost of attention on packed sequences; ``extra`` is added to the width of a query."""
     starts = optional(op, "cu_seqlens_q", 3)
     if len(query.shape) != 3 or starts is None:
         raise Uncountable("packed sequences without the tensor that says where they begin")
@@ -391,20 +394,20 @@ def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0)
 
 
 def _cost(op: OpCall, rows: Size, queries: Size, keys: Size, qk_dim: Size, v_dim: Size) -> OpCost:
-    """Return the cost of a fused kernel for ``rows`` = B*H_q heads, including its soft cap, ALiBi and window."""
+    """Return the cost of a fused kernel for ``rows`` = B*H_q score matrices, including soft cap, ALiBi and window."""
     left, right = window_of(op)
     return _with_more(op, ScoreGrid(rows, queries, keys, total((qk_dim, v_dim)), left, right))
 
 
 def _with_more(op: OpCall, grid: ScoreGrid) -> OpCost:
-    """Return the cost of a grid with the soft cap and ALiBi of the call."""
+    """Return the cost of the scores, with the soft cap and ALiBi that the call states."""
     plain = attention_cost(grid)
     more = 3 * bool(attr(op, "softcap")) + 2 * (_named(op, "alibi_slopes") is not None)
     return replace(plain, vector=total((plain.vector, prod((more, grid.pairs))))) if more else plain
 
 
 def window_of(op: OpCall) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before and after the key aligned with it; ``None`` for no limit."""
+    """Return how many keys a query sees before and after the key aligned with it; ``None``: no limit."""
     both = attr(op, "window_size", default=(-1, -1))
     both = both if isinstance(both, list | tuple) and len(both) == 2 else (-1, -1)
     given = [attr(op, f"window_size_{side}", default=size) for side, size in zip(("left", "right"), both, strict=True)]
@@ -413,22 +416,22 @@ def window_of(op: OpCall) -> tuple[int | None, int | None]:
 
 
 def _named(op: OpCall, *names: str) -> Value | None:
-    """Return the first tensor argument of these names; some schemas append an underscore."""
+    """Return the first tensor argument with one of these names, which some schemas write with a final underscore."""
     return next((op.names[n] for name in names for n in (name, f"{name}_") if n in op.names), None)
 
 
 def _length(value: Any) -> Size | None:
-    """Return a length that is a number or a symbolic size; ``None`` for other values."""
+    """Return a length given as a number or a symbolic size; ``None`` for other values, such as tensors."""
     return None if value is None or isinstance(value, bool | float | str) else value
 
 
 @graph_transform
 def unpadded(graph: Graph) -> Graph:
-    """Rewrite FlashAttention calls to read heads of the model's own width and to return them without padding."""
+    """Rewrite FlashAttention calls on padded heads to read and return heads of the model's own width."""
     inner: dict[str, Value] = {}
-    """Id of a padded tensor -> the tensor before padding."""
+    """Tensor before padding, by id of the padded tensor."""
     narrow: dict[str, Value] = {}
-    """Id of an attention result on padded heads -> the result without the columns of zeros."""
+    """Attention result without the padding columns, by id of the result on padded heads."""
     ops: list[OpCall] = []
     for op in graph.ops:
         source = _padded(op)
@@ -457,7 +460,7 @@ def unpadded(graph: Graph) -> Graph:
 
 
 def _padded(op: OpCall) -> Value | None:
-    """Return the argument of a call that only pads the end of its last dimension with zeros, else ``None``."""
+    """Return the argument of a call that only pads the end of the last dimension with zeros; ``None`` for others."""
     if canonical(op.name) not in ("pad", "constant_pad_nd") or len(op.tensors) != 1 or len(op.outputs) != 1:
         return None
     before, after = op.tensors[0], op.outputs[0]

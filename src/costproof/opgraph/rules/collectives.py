@@ -1,4 +1,4 @@
-"""Cost collectives: operators in which the ranks of a group exchange tensors.
+"""Count the costs of collectives: operators in which the ranks of a group exchange tensors.
 
 The bytes sent are those of a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009; NCCL's and
 gloo's large messages). A tensor that n ranks do not divide is cut into n equal chunks, the last one padded.
@@ -20,18 +20,18 @@ from costproof.opgraph.rules.registry import operator_rule
 from costproof.opgraph.rules.sizes import nbytes, numel, prod, total
 
 GROUP_SIZE: Final = "group_size"
-"""Key in ``OpCall.attrs`` with the number of ranks in the group, if the source knows the group itself."""
+"""Key in ``OpCall.attrs`` of the number of ranks in a collective's group, if the source knows it."""
 GROUP_RANK: Final = "group_rank"
-"""The same with the place of the counted rank in the group."""
+"""Key in ``OpCall.attrs`` of the counted rank's index in a collective's group."""
 OF_RING: Final = "of_ring"
-"""The same, true while a ring of ranks that share a sequence runs."""
+"""Key in ``OpCall.attrs`` that is true for calls in a ring of ranks that share a sequence."""
 
 PARTS_GROUP: Final = "fsdp"
-"""Prefix of the name of a group whose ranks gather the parts of parameters that they store."""
+"""Name prefix of groups whose ranks gather the sharded parameters (FSDP)."""
 
 
 def with_gathered_parameters(graph: Graph) -> Graph:
-    """Return an exported graph in which parameters that ranks have gathered are parameters, not results of operators.
+    """Turn sharded parameters that ranks have gathered in an exported graph back into parameters.
 
     One collective gathers the joined parts, whose copies are put together: ``cat``, ``all_gather_into_tensor``,
     ``split_with_sizes_copy``. The parameters are views of these results, and have the names of the parts.
@@ -39,7 +39,7 @@ def with_gathered_parameters(graph: Graph) -> Graph:
     made = {out.id: (op, i) for op in graph.ops for i, out in enumerate(op.outputs)}
 
     def source(value: Value, *names: str) -> OpCall | None:
-        """Return the operator that a value is a view of a result of, if it has one of these names."""
+        """Return the operator of one of these names that created a value or what it is a view of; else ``None``."""
         while value.id in made:
             op, _ = made[value.id]
             if canonical(op.name) in names:
@@ -50,7 +50,7 @@ def with_gathered_parameters(graph: Graph) -> Graph:
         return None
 
     gathered: dict[str, Value] = {}
-    """Id of a result of a gather, or of a view of one in the same module -> the part that it is gathered from."""
+    """Parameter shard behind a gathered result, or behind a view of it in the same module, by id of the result."""
     named: dict[str, Value] = {}
     left_out: set[str] = set()
     for op in graph.ops:
@@ -102,7 +102,7 @@ def ranks_of(op: OpCall) -> int:
 
 
 def _collective(source: Value, kind: str, payload: Size, sent: Size, ranks: int) -> OpCost:
-    """Return the cost of a collective on a tensor; in a group of one rank nothing is exchanged."""
+    """Return the cost of a collective on a tensor; in a group of one rank no bytes are sent."""
     if ranks == 1:
         return OpCost(role="alias")
     return OpCost(role="move", reads=(source,), comm=(kind, payload, sent))
@@ -133,7 +133,7 @@ def all_reduce(op: OpCall) -> OpCost:
     "_c10d_functional.all_gather_into_tensor", "_c10d_functional.all_gather_into_tensor_out", "c10d._allgather_base_",
 )  # fmt: skip
 def all_gather(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; a ring passes n-1 local tensors on."""
+    """Count 0 FLOPs; in a ring a rank sends n-1 local tensors."""
     n = ranks_of(op)
     local = op.names.get("input") or op.names.get("self") or op.tensors[-1]
     return _collective(local, "all_gather", prod((n, nbytes(local))), prod((n - 1, nbytes(local))), n)
@@ -141,26 +141,26 @@ def all_gather(op: OpCall) -> OpCost:
 
 @operator_rule("costproof.all_gather_v", "c10d.allgather_")
 def all_gather_v(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; of parts of any sizes a ring passes on all but that of the next rank."""
+    """Count 0 FLOPs for a gather of unequal parts; in a ring a rank sends all parts but that of the next rank."""
     *parts, local = op.tensors if attr(op, "parts") is None else (*_parts(op), op.tensors[0])
     return _of_parts(op, "all_gather", local, parts, behind=1)
 
 
 @operator_rule("costproof.reduce_scatter_v", "c10d.reduce_scatter_")
 def reduce_scatter_v(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; a ring passes on the sums of all parts, of any sizes, but the own one."""
+    """Count 0 FLOPs for a reduce-scatter of unequal parts; in a ring a rank sends the sums of all parts but its own."""
     parts = _parts(op) if attr(op, "parts") is not None else op.tensors[1:]
     return _of_parts(op, "reduce_scatter", op.tensors[0] if attr(op, "parts") is not None else None, parts, behind=0)
 
 
 def _parts(op: OpCall) -> list[Value]:
-    """Return the parts of all ranks, of which an operator has the number of rows."""
+    """Return tensors with the shapes of all ranks' parts, whose rows an argument of the call lists."""
     local = op.tensors[0]
     return [replace(local, shape=(rows, *local.shape[1:])) for rows in attr(op, "parts")]
 
 
 def _of_parts(op: OpCall, kind: str, local: Value | None, parts: Sequence[Value], *, behind: int) -> OpCost:
-    """Return the cost of a collective of which a rank does not send the part of the rank ``behind`` it."""
+    """Return the cost of a collective in which a rank sends all parts but that of the ``behind``-th rank after it."""
     place = attr(op, "place", GROUP_RANK)
     if not isinstance(place, int) or len(parts) != ranks_of(op):
         raise Uncountable("the place in the group, or the part of each rank, is not known")
@@ -172,13 +172,13 @@ def _of_parts(op: OpCall, kind: str, local: Value | None, parts: Sequence[Value]
 
 @operator_rule("fsdp.all_gather_copy_in")
 def copy_in(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; the parts of parameters that a rank stores are copied into one buffer, the last argument."""
+    """Count 0 FLOPs; the parameter shards of a rank are copied into one buffer, the last argument."""
     return OpCost(role="move", reads=op.tensors[:-1])
 
 
 @operator_rule(_COPY_OUT)
 def copy_out(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; the gathered parts of all ranks, the first argument, are put together to parameters."""
+    """Count 0 FLOPs; the gathered shards of all ranks, the first argument, are joined to whole parameters."""
     return OpCost(role="move", reads=op.tensors[:1])
 
 
@@ -192,7 +192,7 @@ def reduce_scatter(op: OpCall) -> OpCost:
 
 @operator_rule("_c10d_functional.all_to_all_single", "c10d.alltoall_base_")
 def all_to_all(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; a rank sends all but its own part of the local tensor.
+    """Count 0 FLOPs; a rank sends all of its local tensor but the part for itself.
 
     Of unequal parts the rank's own must be known: its place in the group is an attribute, or in its name (``ep:4@1``).
     In torch's ring of ranks that share a sequence, a tensor that goes to one other rank is sent. Pairs of a token and
@@ -223,11 +223,11 @@ def send(op: OpCall) -> OpCost:
 
 @operator_rule("_c10d_functional.irecv", "c10d.recv_", "c10d.recv")
 def receive(op: OpCall) -> OpCost:
-    """Count 0: the bytes are counted where they are sent."""
+    """Count 0 FLOPs and no bytes, which are counted at the sender."""
     return OpCost(role="factory", reads=())
 
 
 @operator_rule("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
 def wait(op: OpCall) -> OpCost:
-    """Count 0: the result of a collective, once it is there."""
+    """Count 0 FLOPs; the call returns the result of a collective after waiting for it."""
     return OpCost(role="alias")

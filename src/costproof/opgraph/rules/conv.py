@@ -1,4 +1,4 @@
-"""Cost convolutions densely: taps on padding are multiplied like all others.
+"""Count the costs of convolutions, including products with padding.
 
 Where windows overlap, FFTs and algorithms for small tiles (S. Winograd, Arithmetic Complexity of Computations, 1980)
 skip products, which are counted as skippable. No algorithm has fewer products than results in each direction.
@@ -36,7 +36,7 @@ def general_convolution(op: OpCall) -> OpCost:
 
 
 def _cost(op: OpCall, weight: Value, elements: Size, channels: Size, *kernel: Size) -> OpCost:
-    """Return the cost if each of ``elements`` is multiplied by ``channels`` * ``kernel`` weights."""
+    """Return the cost of a convolution that multiplies each of ``elements`` by ``channels`` * ``kernel`` weights."""
     flops = prod((mac(op), elements, channels, *kernel))
     taps = _needed_taps(op, weight.shape[2:])
     # Three real products suffice for a complex one, in place of four.
@@ -48,7 +48,7 @@ _DEFAULTS: Final = (("stride", 1), ("padding", 0), ("dilation", 1))
 
 
 def _needed_taps(op: OpCall, kernel: tuple[Any, ...]) -> list[int] | None:
-    """Return the fewest products that a result needs in each dimension; ``None`` if it may need none."""
+    """Return the fewest products per result in each dimension; ``None`` if a result may need no product."""
     if not all(isinstance(size, int) for size in kernel):
         return None
     needed = []
@@ -63,7 +63,7 @@ def _needed_taps(op: OpCall, kernel: tuple[Any, ...]) -> list[int] | None:
 
 
 def _option(op: OpCall, name: str, d: int, default: int) -> Any:
-    """Return an option of a convolution in dimension ``d``."""
+    """Return the value of a convolution's option (stride, padding, dilation) in dimension ``d``."""
     value = attr(op, name, default=default)
     if isinstance(value, list | tuple):
         value = value[d] if len(value) > 1 else value[0]

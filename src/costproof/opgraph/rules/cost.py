@@ -1,4 +1,4 @@
-"""Define the interface of operator rules: read the operands of a call, return its cost."""
+"""Define the interface of operator rules: types of costs, and functions that read the arguments of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.rules.sizes import numel, prod
 
 Role = Literal["matmul", "vector", "lookup", "move", "alias", "factory", "free"]
-"""Effect of a call on memory and arithmetic.
+"""Kind of a call by its effect on memory and arithmetic.
 
 ``matmul`` and ``vector`` compute. ``lookup`` and ``move`` only read and write. ``alias`` returns its argument in
 another shape, order or type and is not work: a reader of the result reads the argument. ``factory`` creates a tensor
@@ -28,7 +28,7 @@ class PartialRead:
 
     value: Value
     elements: Size
-    """Elements read by one call."""
+    """Number of elements that one call reads."""
     distinct: bool
     """Whether rows read twice are fetched once; then all reads together are at most the whole tensor."""
     rows: Size | None = None
@@ -37,10 +37,10 @@ class PartialRead:
 
 @dataclass(frozen=True, slots=True)
 class ScoreGrid:
-    """The scores of fused attention, and the mask over them."""
+    """Shape of the attention scores in a fused call, and the mask over them."""
 
     grids: Size
-    """Number of grids of queries x keys: sequences times query heads."""
+    """Number of queries x keys matrices: sequences times query heads."""
     queries: Size
     keys: Size
     width: Size
@@ -54,23 +54,24 @@ class ScoreGrid:
     mask: Value | None = None
     """Mask tensor."""
     known: bool = True
-    """Whether these fields state the whole mask; false for flags whose meaning is not known here."""
+    """Whether these fields describe the whole mask; false if flags of the call have an unknown meaning."""
     kept: Size | None = None
-    """Pairs that the mask leaves in all grids, where the call states them; they replace the fields above."""
+    """Number of pairs that the mask keeps in all matrices, if the call states it; replaces the fields above."""
     packed: tuple[tuple[int, int], ...] = ()
-    """(queries, keys) of each sequence of packed rows; then ``queries`` and ``keys`` are those of all rows, and
-    ``grids`` is the number of grids of each sequence."""
+    """(queries, keys) of each packed sequence; then ``queries`` and ``keys`` are the rows of all sequences, and
+    ``grids`` is the number of matrices for each sequence.
+    """
 
     @property
     def pairs(self) -> Size:
-        """Return the number of scores in all grids; packed rows have none between two sequences."""
+        """Return the number of scores in all matrices; there are none between two packed sequences."""
         each = sum(q * k for q, k in self.packed) if self.packed else prod((self.queries, self.keys))
         return prod((self.grids, each))
 
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Cost of one call. Counts are integers or sympy expressions, like the shapes."""
+    """Cost of one operator call, as integers or, like the shapes, sympy expressions."""
 
     flops: Size = 0
     """Headline FLOPs: 2 per multiply-accumulate."""
@@ -84,9 +85,9 @@ class OpCost:
     aliases: tuple[Value, ...] | None = None
     """The tensor that each output is a view of (default: the first tensor argument if the role is ``alias``)."""
     skippable: Size = 0
-    """Headline FLOPs that another algorithm for the same result can skip, whatever a mask hides."""
+    """Headline FLOPs that another algorithm for the same result can skip, apart from those that a mask hides."""
     attention: ScoreGrid | None = None
-    """The scores, for fused attention; without them no score is counted as kept."""
+    """Attention scores of a fused call; ``None``: no score is counted as kept."""
     comm: tuple[str, Size, Size] | None = None
     """For a collective: its kind, the bytes of the whole tensor, and the bytes that this rank sends."""
 
@@ -106,7 +107,7 @@ class Uncountable(Exception):
 
 
 def invalid_part(cost: Any) -> str | None:
-    """Return the invalid part of a third-party rule's result, or ``None`` if it is a valid cost."""
+    """Return the invalid part of a third-party rule's result; ``None`` if the result is a valid cost."""
     if not isinstance(cost, OpCost):
         return "None" if cost is None else f"{cost!r} ({type(cost).__name__})"[:80]
     if cost.role not in ROLES:
@@ -124,7 +125,7 @@ def invalid_part(cost: Any) -> str | None:
 
 
 def tensor(op: OpCall, name: str, position: int) -> Value:
-    """Return a required tensor argument by name, else by its position among the tensors.
+    """Return a required tensor argument by name or, without names, by position among the tensors.
 
     Raises:
         Uncountable: the call does not have it.
@@ -136,14 +137,14 @@ def tensor(op: OpCall, name: str, position: int) -> Value:
 
 
 def optional(op: OpCall, name: str, position: int) -> Value | None:
-    """Return an optional tensor argument by name, else by its position among the tensors."""
+    """Return an optional tensor argument by name or, without names, by position among the tensors."""
     if name in op.names:
         return op.names[name]
     return op.tensors[position] if position < len(op.tensors) else None
 
 
 def has(op: OpCall, name: str, position: int) -> bool:
-    """Return whether an optional tensor argument is given.
+    """Return whether an optional tensor argument is passed.
 
     If the call has argument names, they decide, since ``position`` may then hold another tensor.
     """
@@ -158,7 +159,7 @@ def result(op: OpCall) -> Value:
 
 
 def attr(op: OpCall, *names: str, default: Any = None) -> Any:
-    """Return the value of the first option in ``names`` that is set."""
+    """Return the value of the first of these options that is set."""
     for name in names:
         value = op.attrs.get(name)
         if value is not None:
@@ -167,12 +168,12 @@ def attr(op: OpCall, *names: str, default: Any = None) -> Any:
 
 
 def computes(op: OpCall) -> bool:
-    """Return whether the result is floating point; integer and boolean arithmetic is not a FLOP."""
+    """Return whether the result of a call is floating point; integer and boolean arithmetic is not FLOPs."""
     return result(op).floating
 
 
 def is_complex(op: OpCall) -> bool:
-    """Return whether the result is complex."""
+    """Return whether the result of a call is complex."""
     return result(op).dtype.startswith("complex")
 
 
@@ -205,10 +206,10 @@ def complex_operands(op: OpCall) -> int:
 
 
 def reads_floats(op: OpCall) -> bool:
-    """Return whether any argument is floating point, for results that are not (comparisons, argmax)."""
+    """Return whether any argument is floating point, for operators with other results (comparisons, argmax)."""
     return any(t.floating for t in op.tensors)
 
 
 def out_elements(op: OpCall) -> Size:
-    """Return the number of elements of the first output."""
+    """Return the number of elements of a call's first output."""
     return numel(result(op))

@@ -1,9 +1,10 @@
-"""Cost elementwise arithmetic, activations and random draws: one FLOP per output element and primitive.
+"""Count the costs of elementwise arithmetic, activations and random draws.
 
-Scalars count as operands. Integer and boolean results are not FLOPs; comparisons count where an argument is floating
-point. Complex arithmetic counts its real operations: add 2, multiply 6 (2 by a real number). Activations are counted by
-the primitives of their definitions. A random draw itself is 0, as in ``rand``; arithmetic with the result counts.
-Tensors that only give their shape, or that are overwritten, are not read.
+A primitive operation is one FLOP per output element. Scalars count as operands. Integer and boolean results are not
+FLOPs; comparisons count where an argument is floating point. Complex arithmetic counts its real operations: add 2,
+multiply 6 (2 by a real number). Activations are counted by the primitives of their definitions. A random draw itself is
+0, as in ``rand``; arithmetic with the result counts. Tensors that only give their shape, or that are overwritten, are
+not read.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ def vector_rule(
 
 
 def per_element(op: OpCall, count: int) -> Size:
-    """Return ``count`` FLOPs per output element; raise ``Uncountable`` for complex results."""
+    """Return a cost of ``count`` FLOPs per output element; raise ``Uncountable`` for complex results."""
     if is_complex(op):
         raise Uncountable("complex arithmetic without a documented count")
     return prod((count, out_elements(op)))
 
 
 def register_counts(owner: str, counts: dict[str, tuple[int, str]]) -> None:
-    """Register operators by (FLOPs per output element, the primitives behind the number)."""
+    """Register elementwise operators, given (FLOPs per output element, names of the operations) by operator."""
     for name, (count, primitives) in counts.items():
         summary = f"{count} per output element: {primitives}"
         vector_rule(name, owner=owner, summary=summary)(partial(per_element, count=count))
@@ -93,7 +94,7 @@ register_counts(
 
 @vector_rule("add", "sub", "rsub")
 def add(op: OpCall) -> Size:
-    """Count 1 per output element, 2 if complex; a scale ``alpha`` other than 1 adds a multiplication."""
+    """Count 1 FLOP per output element, 2 if complex; a scale ``alpha`` other than 1 adds a multiplication."""
     scale = scaling(op, attr(op, "alpha", default=1))
     if scale and is_complex(op) and complex_operands(op) < 2:
         raise Uncountable("a complex addition with a scale, whose operands may be real")
@@ -102,7 +103,7 @@ def add(op: OpCall) -> Size:
 
 @vector_rule("mul")
 def mul(op: OpCall) -> Size:
-    """Count 1 per output element; 6 for complex by complex, 2 for complex by real."""
+    """Count 1 FLOP per output element; 6 for complex by complex, 2 for complex by real."""
     factors = complex_operands(op) + isinstance(attr(op, "other"), complex)
     return prod((multiplication(op, factors), out_elements(op)))
 
@@ -115,7 +116,7 @@ def ldexp(op: OpCall) -> Size:
 
 @vector_rule("diff")
 def diff(op: OpCall) -> Size:
-    """Count 1 per result of every pass (subtract), 2 if complex; each pass has one result fewer than the one before.
+    """Count 1 FLOP per result of each pass (subtract), 2 if complex; a pass has one result fewer than the one before.
 
     If the last of n passes has m results, the first has m + n - 1: n m + n (n - 1)/2 together.
     """
@@ -130,49 +131,49 @@ def diff(op: OpCall) -> Size:
 
 @vector_rule("polar")
 def polar(op: OpCall) -> Size:
-    """Count 4 per complex output element: cos, sin, two multiplications."""
+    """Count 4 FLOPs per complex output element: cos, sin, two multiplications."""
     return prod((4, out_elements(op)))
 
 
 @vector_rule("abs")
 def absolute(op: OpCall) -> Size:
-    """Count 1 per output element; 4 if complex: two squares, an addition, a root."""
+    """Count 1 FLOP per output element; 4 if complex: two squares, an addition, a root."""
     return prod((4 if op.tensors[0].dtype.startswith("complex") else 1, out_elements(op)))
 
 
 @vector_rule("angle")
 def angle(op: OpCall) -> Size:
-    """Count 1 per output element."""
+    """Count 1 FLOP per output element."""
     return out_elements(op)
 
 
 @vector_rule("neg")
 def neg(op: OpCall) -> Size:
-    """Count 1 per output element; 2 if complex."""
+    """Count 1 FLOP per output element; 2 if complex."""
     return prod((addition(op), out_elements(op)))
 
 
 @vector_rule("addcmul", "addcdiv")
 def addcmul(op: OpCall) -> Size:
-    """Count 2 per output element (multiply or divide, and add), 3 with a ``value`` other than 1."""
+    """Count 2 FLOPs per output element (multiply or divide, and add), 3 with a ``value`` other than 1."""
     return per_element(op, 2 if attr(op, "value", default=1) == 1 else 3)
 
 
 @operator_rule(*_COMPARE)
 def compare(op: OpCall) -> OpCost:
-    """Count 1 per output element if an argument is floating point."""
+    """Count 1 FLOP per output element if an argument is floating point."""
     return OpCost(vector=out_elements(op) if reads_floats(op) else 0)
 
 
 @operator_rule(*_LOGIC)
 def logic(op: OpCall) -> OpCost:
-    """Count 0: operations on bits and truth values are not FLOPs."""
+    """Count 0 FLOPs: operations on bits and truth values are not FLOPs."""
     return OpCost()
 
 
 @operator_rule("isin")
 def isin(op: OpCall) -> OpCost:
-    """Count 0 for integers; unknown for floating-point numbers, whose number of comparisons depends on the data."""
+    """Count 0 FLOPs for integers; unknown for floating-point numbers, whose comparisons depend on the data."""
     if reads_floats(op):
         raise Uncountable("a search for floating-point numbers has no documented count")
     return OpCost()
@@ -210,13 +211,13 @@ register_counts(
 
 @vector_rule("gelu")
 def gelu(op: OpCall) -> Size:
-    """Count 5 per element with erf (x*0.5*(1+erf(x/sqrt 2))), 8 with tanh (0.5x*(1+tanh(c*(x+a*x^3))))."""
+    """Count 5 FLOPs per element with erf (x*0.5*(1+erf(x/sqrt 2))), 8 with tanh (0.5x*(1+tanh(c*(x+a*x^3))))."""
     return per_element(op, 8 if attr(op, "approximate", default="none") == "tanh" else 5)
 
 
 @operator_rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout")
 def dropout(op: OpCall) -> OpCost:
-    """Count 0 in inference, where it is an alias; 2 per element in training: mask, scale."""
+    """Count 0 FLOPs in inference, where it is an alias; 2 per element in training: mask, scale."""
     return _dropout(op, training=attr(op, "training", "train", default=False))
 
 
@@ -233,7 +234,7 @@ def _dropout(op: OpCall, *, training: bool) -> OpCost:
 
 
 def _draw_cost(op: OpCall, reads: tuple[Value, ...], each: int) -> OpCost:
-    """Return the cost of draws that read ``reads`` and do ``each`` FLOPs per output element.
+    """Return the cost of random draws that read ``reads`` and do ``each`` FLOPs per output element.
 
     Draws that read no tensor create theirs like a factory.
     """
@@ -245,18 +246,18 @@ def _draw_cost(op: OpCall, reads: tuple[Value, ...], each: int) -> OpCost:
 
 @operator_rule("bernoulli")
 def bernoulli(op: OpCall) -> OpCost:
-    """Count 1 per output element if probabilities are a tensor: the draw is compared with them; else 0."""
+    """Count 1 FLOP per output element if probabilities are a tensor: the draw is compared with them; else 0."""
     apart = len(op.tensors) > 1 or attr(op, "p") is not None or overwrites(op)
     return _draw_cost(op, op.tensors[1:] if apart else op.tensors, 1)
 
 
 @operator_rule("normal")
 def normal(op: OpCall) -> OpCost:
-    """Count mean + deviation * draw: 2 per output element if deviations are a tensor, 1 if only the means are."""
+    """Count ``mean + deviation * draw``: 2 per output element if deviations are a tensor, 1 if only means are."""
     return _draw_cost(op, () if overwrites(op) else op.tensors, 2 if len(op.tensors) > 1 or "std" in op.names else 1)
 
 
 @operator_rule("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
 def draw(op: OpCall) -> OpCost:
-    """Count 0: random draws with their parameters in a tensor."""
+    """Count 0 FLOPs for random draws whose parameters are in a tensor."""
     return _draw_cost(op, op.tensors, 0)

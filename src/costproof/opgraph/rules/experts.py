@@ -1,4 +1,4 @@
-"""Cost grouped products, many small matrix products in one call, and loops over experts that do the same.
+"""Count the costs of grouped products (many small matrix products in one call) and of equal loops over experts.
 
 A loop over experts computes ``linear(rows, stack[e])`` for every expert e that received rows. Counted as plain layers,
 each product would read its own tensor, and the matrices that are read would depend on the data. Therefore, where data
@@ -23,17 +23,17 @@ from costproof.opgraph.rules.sizes import numel, prod, smaller, total
 EXPERT_LINEAR: Final = "expert_linear"
 EXPERT_MATRIX: Final = "expert_matrix"
 _ROWS: Final = "rows"
-"""Option of the operator ``expert_matrix``: number of rows that are multiplied by an expert's matrix."""
+"""Option of the operator ``expert_matrix``: number of rows to be multiplied by an expert's matrix."""
 _PRODUCTS: Final = frozenset({"linear", "matmul", "mm"})
 _SEARCHES: Final = frozenset({"argwhere", "nonzero", "nonzero_numpy", "where"})
-"""Return indices into one tensor, as many as the data determines; ``where`` of three tensors is not a search."""
+"""Operators that return the indices of a tensor's nonzero elements; ``where`` only with a single tensor."""
 _SORTS: Final = frozenset({"argsort", "sort"})
 _INDEXING: Final = frozenset({"getitem", "index", "index_select"})
 _JOINING: Final = frozenset({"cat", "stack", "hstack", "vstack"})
 
 
 def matrices_read(stack: Value, rows: Size) -> PartialRead:
-    """Return the partial read of a stack of matrices (E, ..) by ``rows`` rows: min(E, rows) matrices at most."""
+    """Return the partial read of a matrix stack (E, ..) by ``rows`` rows, which reach at most min(E, rows) matrices."""
     experts = stack.shape[0]
     return PartialRead(stack, prod((smaller(experts, rows), *stack.shape[1:])), distinct=True, rows=rows)
 
@@ -60,14 +60,14 @@ def grouped_mm(op: OpCall) -> OpCost:
 
 @operator_rule(EXPERT_LINEAR)
 def expert_linear(op: OpCall) -> OpCost:
-    """Count one group of a loop over experts, (M, K) x (K, N): 2*M*K*N FLOPs; ``expert_matrix`` reads the matrix."""
+    """Count 2*M*K*N FLOPs for one group (M, K) x (K, N) of a loop over experts; ``expert_matrix`` reads the matrix."""
     rows, _, *bias = op.tensors
     return OpCost(flops=prod((mac(op), out_elements(op), rows.shape[-1])), role="matmul", reads=(rows, *bias))
 
 
 @operator_rule(EXPERT_MATRIX)
 def expert_matrix(op: OpCall) -> OpCost:
-    """Count 0: one matrix of a stack is read for the rows that it multiplies."""
+    """Count 0 FLOPs; the matrix of one expert is read for the rows that it multiplies."""
     return OpCost(role="lookup", partial=(matrices_read(op.tensors[0], op.attrs[_ROWS]),), aliases=op.tensors)
 
 
@@ -81,7 +81,7 @@ def grouped_mm_fallback(op: OpCall) -> OpCost:
 
 @graph_transform
 def looped(graph: Graph) -> Graph:
-    """Rename matrix picks and products of loops over experts to ``expert_matrix`` and ``expert_linear``.
+    """Rename matrix selections and products in loops over experts to ``expert_matrix`` and ``expert_linear``.
 
     A pick indexes a parameter of three dimensions (experts, .., ..), or a view of one, with one integer. It belongs to
     a loop over experts if data decides how many rows it multiplies and which matrix is picked: its index was found by a
@@ -91,17 +91,17 @@ def looped(graph: Graph) -> Graph:
     """
     chosen = _data_dependent(graph)
     views: dict[str, str] = {}
-    """View of a parameter -> the parameter."""
+    """Parameter that a view was made from, by id of the view."""
     picks: dict[str, list[Size]] = {}
-    """Picked matrix -> rows of each product with it."""
+    """Numbers of rows of the products with a selected matrix, by id of the matrix."""
     picked: dict[str, str] = {}
-    """View of a picked matrix -> the picked matrix."""
+    """Selected matrix that a view was made from, by id of the view."""
     which: dict[str, tuple[str, str]] = {}
-    """Picked matrix -> the parameter and the index."""
+    """Parameter and index that a matrix was selected by, by id of the matrix."""
     decided: set[str] = set()
-    """Picked matrices that are multiplied by rows chosen by data."""
+    """Selected matrices that are multiplied by rows chosen by data."""
     searched: set[str] = set()
-    """Parameters with a matrix picked by a search."""
+    """Parameters of which a search selected a matrix."""
     for op in graph.ops:
         source = op.tensors[0] if op.tensors else None
         if source is not None and (source.origin == "param" or source.id in views):
@@ -140,13 +140,13 @@ class _DataDependent:
     places: set[str] = field(default_factory=set)
     """Ids of indices that a search (``nonzero``, ``where``) found, and of values computed from them."""
     read: set[tuple[str, int]] = field(default_factory=set)
-    """(module, call) whose Python code read one of these integers."""
+    """(module, call number) of calls whose Python code read one of these indices."""
     order: set[str] = field(default_factory=set)
     """Ids of indices that a sort returned, and of values computed from them."""
     sorted: set[str] = field(default_factory=set)
     """Ids of tensors with rows in a sorted order, or with joined parts of such rows."""
     parts: set[str] = field(default_factory=set)
-    """Ids of rows that a search or a mask selected, of parts of sorted rows, and of their rowwise results."""
+    """Ids of rows that a search or mask selected, of parts of sorted rows, and of results computed row by row."""
 
 
 def _data_dependent(graph: Graph) -> _DataDependent:
@@ -185,7 +185,7 @@ def _drops_rows(op: OpCall) -> bool:
 
 
 def _renamed(op: OpCall, picks: Mapping[str, Size], picked: Mapping[str, str]) -> OpCall:
-    """Return the call, renamed if it selects the matrix of one expert from a stack, or multiplies by one.
+    """Rename a call that selects the matrix of one expert from a stack, or multiplies rows by such a matrix.
 
     The rule of the new name counts the call for all experts.
     """

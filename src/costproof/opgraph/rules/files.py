@@ -20,14 +20,14 @@ from costproof.plugins import OURS, Plugin
 
 T = TypeVar("T")
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-"""One or several files with rules."""
+"""One file with operator rules, or several."""
 
 _in_force: Final[dict[Path, tuple[str, ...]]] = {}
 
 
 @contextmanager
 def rules_from(files: Files) -> Iterator[None]:
-    """Execute files with operator rules and keep their rules registered inside the context.
+    """Execute files with operator rules and keep these rules registered inside the context.
 
     Files whose rules are already in force are not executed again. If one file fails, no rule of the others remains.
 
@@ -61,7 +61,7 @@ def rules_from(files: Files) -> Iterator[None]:
 
 
 def in_force() -> tuple[Path, ...]:
-    """Return the files whose rules are registered now."""
+    """Return the rule files whose rules are registered now."""
     return tuple(_in_force)
 
 
@@ -91,7 +91,7 @@ def _plugin_file(item: Plugin[object]) -> Path | None:
 
 
 def with_rules_in_force(work: Callable[..., T]) -> Callable[..., T]:
-    """Return ``work`` for use in another process, which first loads the rule files in force here."""
+    """Wrap a task for another process so that it first loads the rule files in force here."""
     return partial(_with_rules, in_force(), work)
 
 

@@ -1,4 +1,4 @@
-"""Cost linear systems, factorizations, vector norms, distances and Fourier transforms, as vector work.
+"""Count the costs of linear systems, factorizations, vector norms, distances and Fourier transforms, as vector FLOPs.
 
 None of this is a product of matrices, and torch's FlopCounterMode leaves it out too. An addition, a multiplication, a
 division and a root are 1 each.
@@ -53,7 +53,7 @@ def _square(op: OpCall, name: str, position: int = 0) -> tuple[Size, Size]:
 
 
 def _sixth(*factors: Size) -> Size:
-    """Return a sixth of a product that is a multiple of six."""
+    """Return a sixth of the product of these factors, which is a multiple of six."""
     product = prod(factors)
     return product // 6 if isinstance(product, int) else tidy(product / 6)
 
@@ -63,13 +63,13 @@ def _lu(n: Size) -> Size:
 
 
 def _two_sweeps(n: Size) -> Size:
-    """Return the FLOPs per element of the right-hand side: a triangular system, and one with a diagonal of 1."""
+    """Return the FLOPs per right-hand side element for two triangular systems, of which one has a diagonal of 1."""
     return total((prod((2, n)), -1))
 
 
 @vector_rule("linalg_solve_triangular", "triangular_solve")
 def solve_triangular(op: OpCall) -> Size:
-    """Count n^2 per right-hand side, n fewer if the diagonal is 1."""
+    """Count n^2 FLOPs per right-hand side of a triangular system, n fewer if the diagonal is 1."""
     n, _ = _square(op, "A", 1) if "A" in op.names else _square(op, "self")
     return prod((total((n, -1)) if attr(op, "unitriangular", default=False) else n, out_elements(op)))
 
@@ -90,7 +90,7 @@ def inverse(op: OpCall) -> Size:
 
 @vector_rule("linalg_lu_factor", "linalg_lu_factor_ex")
 def lu_factor(op: OpCall) -> Size:
-    """Count n(n-1)(4n+1)/6 per n x n matrix."""
+    """Count n(n-1)(4n+1)/6 FLOPs per n x n matrix of an LU factorization."""
     n, matrices = _square(op, "A")
     return prod((_lu(n), matrices))
 
@@ -105,7 +105,7 @@ def determinant(op: OpCall) -> Size:
 
 @vector_rule("linalg_cholesky", "linalg_cholesky_ex", "cholesky")
 def cholesky(op: OpCall) -> Size:
-    """Count n(n+1)(2n+1)/6 per n x n matrix."""
+    """Count n(n+1)(2n+1)/6 FLOPs per n x n matrix of a Cholesky factorization."""
     n, matrices = _square(op, "self")
     return prod((_sixth(n, total((n, 1)), total((prod((2, n)), 1))), matrices))
 
@@ -114,7 +114,7 @@ _WITHOUT_ROOT: Final = (0, 1, float("inf"), float("-inf"))
 
 
 def norm_flops(order: Any, elements: Size, results: Size) -> Size:
-    """Return the FLOPs of norms of ``order`` over ``elements`` elements in total, with ``results`` results."""
+    """Return the FLOPs of norms of ``order`` with ``results`` results, over ``elements`` elements in total."""
     if order == "fro":
         order = 2
     if not isinstance(order, int | float):
@@ -136,7 +136,7 @@ def _require_real(op: OpCall) -> None:
 
 @vector_rule("norm", "linalg_vector_norm", "frobenius_norm")
 def vector_norm(op: OpCall) -> Size:
-    """Count 2 per input element (square, add) and a root per result for the 2-norm; other orders 2 or 3 per element."""
+    """Count 2 FLOPs per input element (square, add), a root per result for the 2-norm; for others 2 or 3 an element."""
     return _norm(op)
 
 
@@ -153,7 +153,7 @@ def linalg_norm(op: OpCall) -> Size:
 
 @vector_rule("norm_except_dim")
 def norm_except_dim(op: OpCall) -> Size:
-    """Count as ``vector_norm``, for each slice."""
+    """Count as ``vector_norm`` for each slice along the kept dimension."""
     _require_real(op)
     return norm_flops(attr(op, "pow", default=2), numel(op.tensors[0]), out_elements(op))
 
@@ -167,7 +167,7 @@ def weight_norm(op: OpCall) -> Size:
 
 @vector_rule("dist")
 def dist(op: OpCall) -> Size:
-    """Count 1 per element (subtract), and the norm of the difference."""
+    """Count 1 FLOP per element (subtract), and the norm of the difference."""
     _require_real(op)
     pairs = broadcast(op.tensors[0].shape, op.tensors[1].shape)
     return total((prod(pairs), norm_flops(attr(op, "p", default=2), prod(pairs), 1)))
@@ -190,14 +190,14 @@ def cosine_similarity(op: OpCall) -> Size:
 
 @vector_rule("cdist", "_cdist_forward", "_euclidean_dist")
 def cdist(op: OpCall) -> Size:
-    """Count 1 per element (subtract) and a norm for each pair of rows, also where torch uses a matrix product."""
+    """Count 1 FLOP per element (subtract) and a norm for each pair of rows, also where torch uses a matrix product."""
     pairs = prod((out_elements(op), tensor(op, "x1", 0).shape[-1]))
     return total((pairs, norm_flops(attr(op, "p", default=2), pairs, out_elements(op))))
 
 
 @vector_rule("pdist", "_pdist_forward")
 def pdist(op: OpCall) -> Size:
-    """Count 1 per element (subtract) and a norm for each unordered pair of rows."""
+    """Count 1 FLOP per element (subtract) and a norm for each unordered pair of rows."""
     pairs = prod((out_elements(op), tensor(op, "input", 0).shape[-1]))
     return total((pairs, norm_flops(attr(op, "p", default=2), pairs, out_elements(op))))
 
@@ -208,7 +208,7 @@ _UNCHANGED: Final = -1
 
 
 def transform_flops(shape: Sequence[Size], dims: Sequence[int], *, real: bool) -> Size:
-    """Return the FLOPs of transforms of ``shape`` over ``dims``; half of it, rounded up, if one side is real."""
+    """Return the FLOPs of Fourier transforms of ``shape`` over ``dims``; half, rounded up, if one side is real."""
     lengths = [shape[d] for d in dims]
     if not all(isinstance(n, int) for n in lengths):
         raise Uncountable("a Fourier transform over a length that is a symbol")
@@ -220,7 +220,7 @@ def transform_flops(shape: Sequence[Size], dims: Sequence[int], *, real: bool) -
 
 @operator_rule(*(f"fft_{kind}{dims}" for kind in _KINDS for dims in ("", "2", "n")), "_fft_c2c", "_fft_r2c", "_fft_c2r")
 def transform(op: OpCall) -> OpCost:
-    """Count 5 n log2 n per transform of n complex numbers, half of it if one side is real, as vector work."""
+    """Count 5 n log2 n vector FLOPs per Fourier transform of n complex numbers, half if one side is real."""
     before, after = tensor(op, "self", 0), result(op)
     real = before.dtype.startswith("complex") != after.dtype.startswith("complex")
     # The real side has all n numbers, the complex side half of them. A given length is that of the real side.
@@ -233,7 +233,7 @@ def transform(op: OpCall) -> OpCost:
 
 
 def _dims(op: OpCall, rank: int) -> tuple[list[int], Sequence[Size] | None]:
-    """Return the dimensions of a transform, and their lengths if given."""
+    """Return the dimensions of a Fourier transform, and their lengths if the call states them."""
     lengths, dims = attr(op, "n", "s"), attr(op, "dim")
     lengths = [lengths] if lengths is not None and not isinstance(lengths, list | tuple) else lengths
     name = op.name.split(".")[1] if op.name.startswith("aten.") else op.name
@@ -262,11 +262,11 @@ def stft(op: OpCall) -> OpCost:
 
 @operator_rule("fft_fftshift", "fft_ifftshift")
 def shift(op: OpCall) -> OpCost:
-    """Count 0: elements are permuted."""
+    """Count 0 FLOPs; elements are permuted."""
     return OpCost(role="move")
 
 
 @operator_rule("fft_fftfreq", "fft_rfftfreq", "hann_window", "hamming_window", "blackman_window", "bartlett_window")
 def frequencies(op: OpCall) -> OpCost:
-    """Count 0: a tensor of frequencies or of a window is created from its size."""
+    """Count 0 FLOPs; a tensor of frequencies or of a window is created from its size."""
     return OpCost(role="factory", reads=())

@@ -27,14 +27,14 @@ from costproof.opgraph.rules.sizes import broadcast, numel, prod
 
 
 def _table(op: OpCall) -> Value:
-    """Return the table of an embedding: the first argument of torch, the second of torch.nn.functional."""
+    """Return the table of an embedding call: the first argument in torch, the second in torch.nn.functional."""
     if "weight" in op.names:
         return op.names["weight"]
     return next((t for t in op.tensors if t.floating), op.tensors[0])
 
 
 def _rows(table: Value, op: OpCall) -> PartialRead:
-    """Return the partial read of a table: as many elements as the result has; a row picked twice is read twice."""
+    """Return the read of a table for as many elements as the result has; rows looked up twice are read twice."""
     return PartialRead(table, out_elements(op), distinct=False)
 
 
@@ -46,7 +46,7 @@ def embedding(op: OpCall) -> OpCost:
 
 @operator_rule("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(op: OpCall) -> OpCost:
-    """Count 1 per element looked up (add), 2 with per-sample weights: rows are looked up and reduced."""
+    """Count 1 FLOP per element looked up (add), 2 with per-sample weights: rows are looked up and reduced."""
     table = _table(op)
     indices = op.names.get("indices") or op.names.get("input") or next(t for t in op.tensors if not t.floating)
     looked_up = prod((numel(indices), table.shape[-1]))
@@ -74,7 +74,7 @@ def index(op: OpCall) -> OpCost:
 
 @operator_rule("getitem")
 def getitem(op: OpCall) -> OpCost:
-    """Count 0 FLOPs: a look-up with index tensors; a view with slices, numbers and ``None``."""
+    """Count 0 FLOPs: a look-up if the index has tensors; a view if it has slices, numbers and ``None``."""
     return index(op) if len(op.tensors) > 1 or attr(op, "tensor_index") else OpCost(role="alias")
 
 
@@ -89,7 +89,7 @@ _MULTIPLY: Final = ("prod", "multiply")
 
 
 def _write_cost(op: OpCall, elements: Size, each: int) -> OpCost:
-    """Return the cost of writing ``elements``, with ``each`` FLOPs for each if the result is floating point."""
+    """Return the cost of writing ``elements``, with ``each`` FLOPs per element if the result is floating point."""
     return OpCost(vector=prod((each, elements)) if computes(op) else 0, role="move")
 
 
@@ -128,19 +128,19 @@ def setitem(op: OpCall) -> OpCost:
 
 @operator_rule("scatter_add")
 def scatter_add(op: OpCall) -> OpCost:
-    """Count 1 per index (add), 2 if complex."""
+    """Count 1 FLOP per index (add), 2 if complex."""
     return _write_cost(op, numel(tensor(op, "index", 1)), addition(op))
 
 
 @operator_rule("index_add")
 def index_add(op: OpCall) -> OpCost:
-    """Count 1 per element of the source (add), 2 with a scale ``alpha`` other than 1; complex as in ``add``."""
+    """Count 1 FLOP per element of the added tensor, 2 with a scale ``alpha`` other than 1; complex as in ``add``."""
     return _write_cost(op, numel(tensor(op, "source", 2)), addition(op) + scaling(op, attr(op, "alpha", default=1)))
 
 
 @operator_rule("index_reduce")
 def index_reduce(op: OpCall) -> OpCost:
-    """Count 1 per element of the source; the division of a mean is not counted separately."""
+    """Count 1 FLOP per element of the reduced tensor; the division of a mean is not counted separately."""
     if is_complex(op):
         raise Uncountable("complex arithmetic without a documented count")
     return _write_cost(op, numel(tensor(op, "source", 2)), 1)
@@ -155,7 +155,7 @@ def put(op: OpCall) -> OpCost:
 
 @operator_rule("fold", "col2im")
 def fold(op: OpCall) -> OpCost:
-    """Count 1 per element of the columns, which are added at their windows; 2 if complex."""
+    """Count 1 FLOP per element of the columns, which are added to the output where their windows lie; 2 if complex."""
     return _write_cost(op, numel(op.tensors[0]), addition(op))
 
 
@@ -168,7 +168,7 @@ def index_put(op: OpCall) -> OpCost:
 
 
 def _indexed_elements(op: OpCall) -> Size:
-    """Count the elements at the indices, which are given as one tensor per indexed dimension.
+    """Count the elements selected by index tensors, one tensor per indexed dimension.
 
     Dimensions are indexed from the first on; a ``None`` among the indices skips one. Values may broadcast.
     """

@@ -1,4 +1,4 @@
-"""Cost matrix products, chains of them, and recurrent layers.
+"""Count the costs of matrix products, chains of them, and recurrent layers.
 
 A product of a (.., K) with a (K, ..) costs 2*K per output element. Bias additions are part of the operator and are not
 counted separately. A complex multiply-accumulate is four real ones.
@@ -44,12 +44,12 @@ NONZERO: Final = "nonzero"
 
 
 def mac(op: OpCall) -> int:
-    """Return the FLOPs of one multiply-accumulate in the result's arithmetic."""
+    """Return the FLOPs of one multiply-accumulate of a call: 2, or 8 if the result is complex."""
     return 8 if is_complex(op) else 2
 
 
 def _product(op: OpCall, outputs: Size, inner: Size) -> OpCost:
-    """Return the cost of a product; three real products suffice for a complex one in place of four."""
+    """Return the cost of a matrix product; a complex product could do with three real ones in place of four."""
     spare = prod((2, outputs, inner)) if is_complex(op) else 0
     return OpCost(flops=prod((mac(op), outputs, inner)), role="matmul", skippable=spare)
 
@@ -68,7 +68,7 @@ def linear(op: OpCall) -> OpCost:
 
 @operator_rule("mm", "bmm", "mv", "dot", "vdot", "inner", "matmul", "_int_mm")
 def matmul(op: OpCall) -> OpCost:
-    """Count 2 * outputs * K FLOPs, K the last dimension of the first operand, for every rank and broadcast."""
+    """Count 2 * outputs * K FLOPs, where K is the last dimension of the first operand, for all ranks and broadcasts."""
     return _product(op, out_elements(op), _inner(op.tensors[0]))
 
 
@@ -92,7 +92,7 @@ def addbmm(op: OpCall) -> OpCost:
 
 @operator_rule("_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
 def quantized(op: OpCall) -> OpCost:
-    """Count 2 * outputs * K FLOPs, K the last dimension of the first operand; scales are part of the operator.
+    """Count 2 * outputs * K FLOPs, where K is the last dimension of the first operand; scales are part of the operator.
 
     An element of 4-bit floats is two numbers.
     """
@@ -103,7 +103,7 @@ def quantized(op: OpCall) -> OpCost:
 
 @operator_rule("sparse.mm", "_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "hspmm", "sspaddmm")
 def sparse_product(op: OpCall) -> OpCost:
-    """Count 2 * nonzero elements * columns FLOPs, if their number is known.
+    """Count 2 * nonzero elements * columns FLOPs if the number of nonzero elements is known.
 
     Else unknown, bounded by the dense product.
     """
@@ -124,7 +124,7 @@ def bilinear(op: OpCall) -> OpCost:
 
 @vector_rule("outer", "kron")
 def outer(op: OpCall) -> Size:
-    """Count one multiplication per output element, as vector work since nothing is summed; complex 6, by real 2."""
+    """Count one multiplication per output element, as vector FLOPs; 6 for complex by complex, 2 for complex by real."""
     return prod((multiplication(op, complex_operands(op)), out_elements(op)))
 
 
@@ -162,7 +162,7 @@ def tensordot(op: OpCall) -> OpCost:
 
 
 def _contracted(op: OpCall) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the contracted dimensions of a tensordot, of the first and of the second tensor."""
+    """Return the contracted dimensions of the first and of the second tensor of a tensordot."""
     first, second = attr(op, "dims_self"), attr(op, "dims_other")
     dims = attr(op, "dims", default=2) if first is None else (first, second)
     if isinstance(dims, int):
@@ -189,7 +189,7 @@ def einsum(op: OpCall) -> OpCost:
 def contraction(
     equation: str, operands: tuple[Value, ...], per_mac: int, per_sum: int, path: Sequence[int] | None = None
 ) -> OpCost:
-    """Return the cost of an einsum equation of letters and ellipses, with or without an arrow.
+    """Return the cost of an einsum equation with letters and ellipses, with or without an arrow.
 
     Args:
         per_mac: FLOPs of a multiply-accumulate.
@@ -227,7 +227,7 @@ def contraction(
 
 
 def _pairs(count: int, path: Sequence[int] | None) -> list[tuple[int, int]]:
-    """Return the positions of the two operands of each contraction; its result becomes the last operand."""
+    """Return the positions of the two operands of each contraction; the result becomes the last operand."""
     if path is None:  # left to right: the last operand (the result so far) with the first (the next one)
         return [(0, 1), *(((count - step - 1), 0) for step in range(1, count - 1))]
     pairs = list(zip(path[::2], path[1::2], strict=False))
@@ -264,7 +264,7 @@ def _parse(equation: str, operands: tuple[Value, ...]) -> tuple[list[list[str]],
 
 @operator_rule("linalg_multi_dot", "chain_matmul")
 def multi_dot(op: OpCall) -> OpCost:
-    """Count 2 * the multiply-accumulates of the best order of the products, which torch uses.
+    """Count 2 FLOPs per multiply-accumulate in the cheapest order of the products, which torch uses.
 
     Rows and columns a_0 .. a_n; the best of factors i to j is the least of best(i, k) + best(k + 1, j) + the product
     of the two halves (Cormen et al., Introduction to Algorithms, matrix-chain multiplication).
@@ -296,7 +296,7 @@ def matrix_power(op: OpCall) -> OpCost:
 
 
 _CELLS: Final = {"lstm": (4, 13, 2), "gru": (3, 11, 1), "rnn_tanh": (1, 2, 1), "rnn_relu": (1, 2, 1)}
-"""Cell -> (gates, vector FLOPs per row and hidden unit, tensors of the state)."""
+"""(gates, vector FLOPs per row and hidden unit, state tensors) of a recurrent cell, by name of the cell."""
 
 
 @operator_rule(*_CELLS, *(f"{name}_cell" for name in _CELLS))
@@ -319,7 +319,7 @@ def recurrent(op: OpCall) -> OpCost:
 
 
 def _input_matrices(matrices: Sequence[Value], state: Sequence[Value]) -> Sequence[Value]:
-    """Return the first matrix of each layer and direction.
+    """Return the input weights of each layer and direction.
 
     Matrices come in groups: input, hidden and, if the state is narrower than the cell, a projection.
     """

@@ -1,4 +1,4 @@
-"""Cost operators without arithmetic: views, casts, copies, factories and metadata, 0 FLOPs each.
+"""Count 0 FLOPs for operators without arithmetic: views, casts, copies, factories and metadata.
 
 Views and casts return their argument in another shape, order or type and are not work. ``reshape``, ``contiguous`` and
 ``clone`` may copy and casts do, but whether they do depends on the kernels around them; in the fused-ideal count they
@@ -24,7 +24,7 @@ from costproof.opgraph.rules.registry import operator_rule
     "unsqueeze_copy", "squeeze_copy", "transpose_copy", "t_copy", "unbind_copy", "_remove_batch_dim",
 )  # fmt: skip
 def view(op: OpCall) -> OpCost:
-    """Count 0: the argument in another shape or order.
+    """Count 0 FLOPs; the argument is returned in another shape or order.
 
     ``identity`` is TorchLens's name for a module that returns its argument. ``_remove_batch_dim`` repeats a result that
     ``torch.vmap`` computed without its batch; a result with the batch is called ``vmap``.
@@ -38,13 +38,13 @@ def view(op: OpCall) -> OpCost:
     "_autocast_to_reduced_precision", "detach", "requires_grad", "data",
 )  # fmt: skip
 def cast(op: OpCall) -> OpCost:
-    """Count 0: the argument in another dtype or on another device; the cast fuses into a neighbor."""
+    """Count 0 FLOPs; the argument in another dtype or on another device is computed by the operator that reads it."""
     return OpCost(role="alias")
 
 
 @operator_rule("broadcast_tensors")
 def broadcast_tensors(op: OpCall) -> OpCost:
-    """Count 0: each output is a view of its own argument."""
+    """Count 0 FLOPs; each output is a view of the argument at the same position."""
     return OpCost(role="alias", aliases=op.tensors)
 
 
@@ -63,7 +63,7 @@ def move(op: OpCall) -> OpCost:
 
 @operator_rule("cat")
 def cat(op: OpCall) -> OpCost:
-    """Count 0 FLOPs: a copy; if all other tensors are empty, an alias of the one that is not."""
+    """Count 0 FLOPs for a copy; if all tensors but one are empty, the result is that tensor."""
     filled = [t for t in op.tensors if 0 not in t.shape]
     if len(filled) == 1 and len(op.tensors) > 1:
         return OpCost(role="alias", aliases=(filled[0],) * len(op.outputs))
@@ -78,7 +78,7 @@ def copy(op: OpCall) -> OpCost:
 
 @operator_rule("unfold")
 def unfold(op: OpCall) -> OpCost:
-    """Count 0: ``Tensor.unfold`` is a view; ``torch.nn.functional.unfold`` (with a kernel size) copies patches."""
+    """Count 0 FLOPs; ``Tensor.unfold`` is a view, ``torch.nn.functional.unfold`` (with a kernel size) copies."""
     return OpCost(role="move" if "kernel_size" in op.attrs else "alias")
 
 
@@ -91,13 +91,13 @@ def unfold(op: OpCall) -> OpCost:
     "exponential", "efficientzerotensor", "_efficientzerotensor",
 )  # fmt: skip
 def factory(op: OpCall) -> OpCost:
-    """Count 0: a tensor is created without reading one; ``*_like`` uses only the shape."""
+    """Count 0 FLOPs; a tensor is created without reading one; ``*_like`` uses only the shape."""
     return OpCost(role="factory", reads=())
 
 
 @operator_rule("fill", "zero")
 def fill(op: OpCall) -> OpCost:
-    """Count 0: a tensor is created without reading one; in place it overwrites its argument, as a copy does."""
+    """Count 0 FLOPs; a tensor is created without reading one, or overwritten by a number in place."""
     return OpCost(role="factory", reads=(), aliases=op.tensors[:1] * len(op.outputs) if overwrites(op) else None)
 
 
@@ -110,13 +110,13 @@ def fill(op: OpCall) -> OpCost:
     "is_pinned", "pin_memory", "manual_seed", "_set_grad_enabled", "_log_api_usage_once",
 )  # fmt: skip
 def free(op: OpCall) -> OpCost:
-    """Count 0: metadata, assertions, and values returned to Python."""
+    """Count 0 FLOPs for metadata, assertions, and values returned to Python."""
     return OpCost(role="free", reads=())
 
 
 @operator_rule("vmap")
 def vmap(op: OpCall) -> OpCost:
-    """Count 0 for indices and masks; other operators inside ``torch.vmap`` are unknown."""
+    """Count 0 FLOPs for indices and masks; other operators inside ``torch.vmap`` are unknown."""
     if any(v.floating for v in op.outputs):
         raise Uncountable("operators that torch.vmap runs over a batch are not counted")
     return OpCost(role="move")
@@ -124,7 +124,7 @@ def vmap(op: OpCall) -> OpCost:
 
 @operator_rule("none")
 def unseen(op: OpCall) -> OpCost:
-    """Count 0 for indices and masks; other tensors whose operator TorchLens did not see are unknown."""
+    """Count 0 FLOPs for indices and masks; other tensors whose operator TorchLens did not see are unknown."""
     if any(v.floating for v in op.outputs):
         raise Uncountable("TorchLens did not see which operator made this tensor")
     return OpCost(role="free", reads=())

@@ -1,4 +1,4 @@
-"""Bring each source's variant of an operator name to one canonical name.
+"""Convert the operator names that sources use to canonical names.
 
 ``aten.linear.default``, ``torch.nn.functional.linear`` and ``linear`` are one operator; so are
 ``aten.add_.Tensor``, ``__radd__`` and ``add``. Custom operators keep their namespace.
@@ -51,7 +51,7 @@ _HUB: Final = re.compile(
 
 @lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
-    """Return the name under which an operator's rule is registered.
+    """Return the canonical name of an operator, under which its rule is registered.
 
     Overload, torch's own namespaces, in-place underscores, dunders and synonyms are dropped;
     ``transformers.grouped_mm_fallback.default`` becomes ``transformers.grouped_mm_fallback``, and
@@ -87,7 +87,7 @@ def _plain(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def source_kind(name: str) -> str:
-    """Return the operator's name as its source writes it, without the overload: ``aten.linear``."""
+    """Return an operator's name as its source writes it, without the overload: ``aten.linear``."""
     name = _unhashed(name)
     parts = name.replace("::", ".").split(".")
     if len(parts) >= 3 and parts[0] != "torch":

@@ -1,9 +1,9 @@
-"""Cost reductions, normalizations, softmax, sorting and losses: a FLOP per input element and pass.
+"""Count the costs of reductions, normalizations, softmax, sorting and losses.
 
-Layer norm per element: mean, subtract, square, mean, normalize, scale, shift = 7; per row: add epsilon,
-rsqrt = 2. RMS norm per element: square, mean, multiply, scale = 4; per row 2. Softmax per element: max,
-subtract, exp, sum, divide = 5. Sorting and selecting count one comparison per input element by convention; integers are
-not FLOPs. The division of a mean is not counted separately.
+A reduction is one FLOP per input element and pass. Layer norm per element: mean, subtract, square, mean, normalize,
+scale, shift = 7; per row: add epsilon, rsqrt = 2. RMS norm per element: square, mean, multiply, scale = 4; per row 2.
+Softmax per element: max, subtract, exp, sum, divide = 5. Sorting and selecting count one comparison per input element
+by convention; integers are not FLOPs. The division of a mean is not counted separately.
 """
 
 from __future__ import annotations
@@ -75,38 +75,38 @@ for _name, (_input, _output, _what) in _COUNTS.items():
 
 @vector_rule("trace")
 def trace(op: OpCall) -> Size:
-    """Count 1 per element of the diagonal (add)."""
+    """Count 1 FLOP per element of the diagonal (add)."""
     return prod((addition(op), smaller(*tensor(op, "self", 0).shape)))
 
 
 @vector_rule("max", "min")
 def extremum(op: OpCall) -> Size:
-    """Count 1 per input element; of two tensors, 1 per output element."""
+    """Count 1 FLOP per input element of a minimum or maximum; of two tensors, 1 per output element."""
     return out_elements(op) if len(op.tensors) > 1 else numel(op.tensors[0])
 
 
 @operator_rule("any", "all", "_is_all_true", "_is_any_true", "count_nonzero")
 def predicates(op: OpCall) -> OpCost:
-    """Count 1 per input element if it is floating point (compare with 0); booleans and their number are bookkeeping."""
+    """Count 1 FLOP per input element if it is floating point (compare with 0); integers and booleans are not FLOPs."""
     return OpCost(vector=numel(op.tensors[0]) if reads_floats(op) else 0, role="move")
 
 
 @operator_rule("allclose", "equal")
 def equality(op: OpCall) -> OpCost:
-    """Count 1 per pair of elements if one is floating point (compare)."""
+    """Count 1 FLOP per pair of elements if one is floating point (compare)."""
     pairs = prod(broadcast(op.tensors[0].shape, op.tensors[1].shape))
     return OpCost(vector=pairs if reads_floats(op) else 0, role="move")
 
 
 @operator_rule("bincount")
 def bincount(op: OpCall) -> OpCost:
-    """Count 1 per weight (add); 0 without weights, when integers are counted."""
+    """Count 1 FLOP per weight (add); 0 without weights, since counting integers is not FLOPs."""
     return OpCost(vector=numel(op.tensors[0]) if computes(op) else 0, role="move")
 
 
 @operator_rule("histc")
 def histogram(op: OpCall) -> OpCost:
-    """Count 5 per input element: compare with both ends, subtract, multiply, add; 2 more if no range is given.
+    """Count 5 FLOPs per input element: compare with both ends, subtract, multiply, add; 7 if the call states no range.
 
     The range is then found from the smallest and the largest element. 0 for integers, see :func:`counted_integers`.
     """
@@ -117,7 +117,7 @@ def histogram(op: OpCall) -> OpCost:
 
 @graph_transform
 def counted_integers(graph: Graph) -> Graph:
-    """Return the graph in which ``histc`` reads integers directly instead of their cast to floating point.
+    """Make ``histc`` read integers directly instead of their cast to floating point.
 
     On a CPU models cast first, since its kernel takes no integers; a GPU needs no cast. Both count the same.
     """
@@ -152,14 +152,14 @@ _TRAINS: Final = "_batch_norm_with_update"
 
 
 def _affine(op: OpCall) -> int:
-    """Return the FLOPs per element of scale and shift: one for each that is given."""
+    """Return the FLOPs per element of a norm's scale and shift: one for each that is passed."""
     if op.names:
         return int("weight" in op.names) + int("bias" in op.names)
     return min(len(op.tensors) - 1, 2)
 
 
 def _rows(op: OpCall) -> Size:
-    """Return the product of the leading dimensions, which ``normalized_shape`` does not cover."""
+    """Return the number of rows: the product of the leading dimensions, which ``normalized_shape`` does not cover."""
     given = attr(op, "normalized_shape")
     if isinstance(given, int):
         width = 1
@@ -178,13 +178,13 @@ def _norm_flops(elements: Size, per_element: int, rows: Size) -> Size:
 
 @vector_rule("layer_norm", "native_layer_norm")
 def layer_norm(op: OpCall) -> Size:
-    """Count 5 per element, 1 more each for a scale and a shift, 2 per row."""
+    """Count 5 FLOPs per element, 1 more each for a scale and a shift, 2 per row."""
     return _norm_flops(numel(tensor(op, "input", 0)), 5 + _affine(op), _rows(op))
 
 
 @vector_rule("rms_norm", "_fused_rms_norm")
 def rms_norm(op: OpCall) -> Size:
-    """Count 3 per element, 1 more for a scale, 2 per row."""
+    """Count 3 FLOPs per element, 1 more for a scale, 2 per row."""
     return _norm_flops(numel(tensor(op, "input", 0)), 3 + min(_affine(op), 1), _rows(op))
 
 
@@ -211,7 +211,7 @@ def instance_norm(op: OpCall) -> Size:
     _TRAINS, "_batch_norm_no_update", "cudnn_batch_norm",
 )  # fmt: skip
 def batch_norm(op: OpCall) -> Size:
-    """Count 2 per element with stored statistics, 1 more each for a scale and a shift, 2 per channel.
+    """Count 2 FLOPs per element with stored statistics, 1 more each for a scale and a shift, 2 per channel.
 
     In training the statistics are computed first: 3 more per element.
     """
@@ -228,14 +228,14 @@ def batch_norm(op: OpCall) -> Size:
     "unique", "_unique", "_unique2", "unique_consecutive", "unique_dim", "multinomial",
 )  # fmt: skip
 def select(op: OpCall) -> OpCost:
-    """Count 1 per input element if the input is floating point."""
+    """Count 1 FLOP per input element (compare) if the input is floating point."""
     data = op.tensors[0]
     return OpCost(vector=numel(data) if data.floating else 0)
 
 
 @operator_rule("searchsorted", "bucketize")
 def search(op: OpCall) -> OpCost:
-    """Count 1 per value and bit of the number of boundaries (binary search); 0 for integers."""
+    """Count 1 FLOP (compare) per value and bit of the number of boundaries (binary search); 0 for integers."""
     boundaries = op.names.get("sorted_sequence") or op.names.get("boundaries")
     if boundaries is None or not isinstance(boundaries.shape[-1], int):
         raise Uncountable("a search in a sequence whose length is a symbol")
@@ -245,7 +245,7 @@ def search(op: OpCall) -> OpCost:
 
 @operator_rule("mse_loss", "l1_loss")
 def elementwise_loss(op: OpCall) -> OpCost:
-    """Count 2 per element: subtract, and square or absolute value; 1 more for a sum or mean."""
+    """Count 2 FLOPs per element: subtract, and square or absolute value; 1 more for a sum or mean."""
     given, target = tensor(op, "input", 0), tensor(op, "target", 1)
     if complex_operands(op) or given.shape != target.shape or "weight" in op.names or len(op.tensors) > 2:
         raise Uncountable("a loss of complex numbers, of several shapes, or with weights")
@@ -255,7 +255,7 @@ def elementwise_loss(op: OpCall) -> OpCost:
 
 @operator_rule("cross_entropy", "cross_entropy_loss")
 def cross_entropy(op: OpCall) -> OpCost:
-    """Count 6 per element (a log-softmax) for class indices; 1 per row for a sum or mean."""
+    """Count 6 FLOPs per element (a log-softmax) for class indices; 1 per row for a sum or mean."""
     given, target = tensor(op, "input", 0), tensor(op, "target", 1)
     if target.floating or len(op.tensors) > 2 or attr(op, "label_smoothing", default=0.0) != 0:
         raise Uncountable("a loss with probabilities, with weights of classes, or with smoothed labels")
@@ -264,6 +264,6 @@ def cross_entropy(op: OpCall) -> OpCost:
 
 
 def _reduced(op: OpCall, shape: tuple[Size, ...]) -> bool:
-    """Return whether the loss is reduced to one number."""
+    """Return whether a loss is reduced to one number."""
     reduction = attr(op, "reduction")
     return reduction not in ("none", 0) if reduction is not None else result(op).shape != shape

@@ -46,7 +46,7 @@ _BUILT_IN: Final = {
     "collectives": "exchanges between the ranks of a group",
     "movement": "views, casts, copies, factories, metadata",
 }
-"""Modules of built-in rules, with the operators that each covers."""
+"""Modules with built-in rules, and the operators that each module covers."""
 
 RULES: Final[Registry[object]] = Registry(
     "rules",
@@ -61,7 +61,7 @@ RULES: Final[Registry[object]] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class RuleInfo:
-    """An operator with a cost rule, the owner of the rule, and a one-line summary of what it counts."""
+    """An operator with a cost rule, the owner of the rule, and a one-line summary of its count."""
 
     operator: str
     owner: str
@@ -70,11 +70,11 @@ class RuleInfo:
 
 @dataclass(frozen=True, slots=True)
 class UnknownCost:
-    """A call that cannot be counted."""
+    """Result for an operator call that cannot be counted."""
 
     why: str
     bound: Size | None
-    """Upper bound of its FLOPs, if a rule gives one."""
+    """Upper bound of the call's FLOPs, if a rule states one."""
 
 
 _rules: dict[str, tuple[RuleFunction, RuleInfo]] = {}
@@ -151,7 +151,7 @@ def registered() -> frozenset[str]:
 
 
 def transforms() -> tuple[GraphTransform, ...]:
-    """Return all transforms in the order of application."""
+    """Return all graph transforms in the order of application."""
     _load()
     return tuple(
         t if (t.__module__ or "").startswith(_ROOM) else partial(_contained_transform, t) for t in _transforms.values()
@@ -159,7 +159,7 @@ def transforms() -> tuple[GraphTransform, ...]:
 
 
 def _contained_transform(transform: GraphTransform, graph: Graph) -> Graph:
-    """Apply a third-party transform; its failures become errors that name it."""
+    """Apply a third-party graph transform; its failures become errors that name it."""
     with contained("the transform of graphs failed", _source_place(transform), state=False):
         found: object = transform(graph)
     if not isinstance(found, Graph):
@@ -175,7 +175,7 @@ def rule_table() -> tuple[RuleInfo, ...]:
 
 
 def subject_of(operator: str) -> str:
-    """Return the built-in module that has an operator's rule, such as ``matmul``; empty if there is none."""
+    """Return the built-in module with an operator's rule, such as ``matmul``; empty if no built-in module has one."""
     _load()
     entry = _rules.get(canonical(operator))
     room, _, subject = ("", "", "") if entry is None else entry[0].__module__.rpartition(".")
@@ -183,7 +183,7 @@ def subject_of(operator: str) -> str:
 
 
 def cost_of(op: OpCall) -> OpCost | UnknownCost:
-    """Return the cost of a call, or the reason why it is unknown; an operator without a rule is never free."""
+    """Return the cost of an operator call, or the reason why it is unknown; without a rule it is unknown, not 0."""
     _load()
     entry = _rules.get(canonical(op.name))
     if entry is None:
@@ -215,7 +215,7 @@ def _apply(rule: RuleFunction, op: OpCall) -> OpCost | UnknownCost:
 
 
 def _source_place(rule: RuleFunction | GraphTransform) -> str:
-    """Return the name, file and line of a rule or transform."""
+    """Return the name, file and line of a rule's or transform's code."""
     code = getattr(rule, "__code__", None)
     return _full_name(rule) + (f" in {code.co_filename}:{code.co_firstlineno}" if code is not None else "")
 

@@ -1,4 +1,4 @@
-"""Cost pooling and interpolation by the taps of their kernels.
+"""Count the costs of pooling and interpolation by the taps (input elements per output) of their kernels.
 
 Pooling costs one FLOP per tap read: taps x outputs. An interpolated output element with t taps costs t multiplications
 and t-1 additions. The taps are those of the kernel's name: nearest 1 (a copy, 0 FLOP), linear 2, bilinear 4, bicubic
@@ -26,7 +26,7 @@ _WITH_INDICES = tuple(f"max_pool{d}d_with_indices" for d in (1, 2, 3))
 
 @vector_rule(*_NAMES, *_WITH_INDICES)
 def pool(op: OpCall) -> Size:
-    """Count kernel taps x outputs: an addition or a comparison each; taps on padding count."""
+    """Count taps of the kernel x outputs: an addition or a comparison each; taps on padding count."""
     kernel: Any = attr(op, "kernel_size")
     if kernel is None:
         raise Uncountable("a pooling without its kernel_size")
@@ -38,7 +38,7 @@ def pool(op: OpCall) -> Size:
 
 @vector_rule(*(f"adaptive_{kind}" for kind in (*_NAMES, *_WITH_INDICES)))
 def adaptive(op: OpCall) -> Size:
-    """Count taps x outputs; bin i of n over a length m reads floor(i*m/n) to ceil((i+1)*m/n)."""
+    """Count taps x outputs; bin i of n over a length m covers floor(i*m/n) to ceil((i+1)*m/n)."""
     before, after = tensor(op, "input", 0).shape, result(op).shape
     return prod(_taps(m, n) for m, n in zip(before, after, strict=True))
 
@@ -107,5 +107,5 @@ def grid_sampler(op: OpCall) -> OpCost:
 
 @operator_rule("affine_grid_generator")
 def affine_grid(op: OpCall) -> OpCost:
-    """Count 2 * results * (dimensions + 1) FLOPs: a product of every position (x, y, 1) with the matrix."""
+    """Count 2 * results * (dimensions + 1) FLOPs: each position (x, y, 1) is multiplied by the matrix."""
     return OpCost(flops=prod((2, out_elements(op), tensor(op, "theta", 0).shape[-1])), role="matmul")

@@ -17,7 +17,7 @@ from costproof.opgraph.graph import Size, Value
 
 
 def prod(factors: Iterable[Size]) -> Size:
-    """Return the product, as an ``int`` if it is constant."""
+    """Return the product of sizes, as an ``int`` if it is constant."""
     return _prod(tuple(factors))
 
 
@@ -29,7 +29,7 @@ def _prod(factors: tuple[Size, ...]) -> Size:
 
 
 def total(terms: Iterable[Size]) -> Size:
-    """Return the sum, as an ``int`` if it is constant."""
+    """Return the sum of sizes, as an ``int`` if it is constant."""
     whole = 0
     symbolic: list[sympy.Expr] = []
     for term in terms:
@@ -42,7 +42,7 @@ def total(terms: Iterable[Size]) -> Size:
 
 @lru_cache(maxsize=65536)
 def tidy(size: Size) -> Size:
-    """Return the expanded form, as an ``int`` if it is constant."""
+    """Return the expanded form of a size, as an ``int`` if it is constant."""
     if isinstance(size, int):
         return size
     expanded = sympy.expand(size)
@@ -67,7 +67,7 @@ def nbytes(value: Value) -> Size:
 
 
 def smaller(a: Size, b: Size) -> Size:
-    """Return the minimum; ``Min`` remains only if the order depends on the values of the symbols."""
+    """Return the smaller of two sizes; ``Min`` remains only if the order depends on the symbols' values."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     if a == b:
@@ -90,7 +90,7 @@ def never_negative(size: Size) -> bool:
 
 @lru_cache(maxsize=4096)
 def _sign(difference: Size) -> int | None:
-    """Return 1 if ``difference`` is never negative for symbols >= 1, -1 if never positive, ``None`` if undecided.
+    """Return 1 if a difference of sizes is never negative for symbols >= 1, -1 if never positive, else ``None``.
 
     With every symbol written as t + 1, t >= 0, a polynomial whose coefficients all have one sign has that sign.
     """

@@ -1,4 +1,4 @@
-"""Group the modules of a callgraph into families, with the repetition that calls and data flow show."""
+"""Group the modules of a callgraph into families, with the loops that calls and data flow show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from costproof.views.module_tree import pattern
 
 
 def group(graph: CallGraph) -> GraphView:
-    """Group a callgraph into families. Every module that ran is in exactly one node, so sums over nodes are exact.
+    """Group a callgraph into families; every module that ran is in exactly one, so sums over families are exact.
 
     Families are found caller by caller, outermost first; a module that several callers share belongs to the one
     nearest to the root.
@@ -63,7 +63,7 @@ def group(graph: CallGraph) -> GraphView:
 def _callees(
     structure: CallStructure, members: Sequence[str], home: Mapping[str, int]
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Group the callees of a family's modules into families; return the instances of each and its loop, if any."""
+    """Group the modules that a family calls into families; return each one's modules and its loop, if any."""
     inside = frozenset(members)
     slots: dict[Slot, dict[str, list[str]]] = defaultdict(dict)
     when: dict[Slot, int] = {}
@@ -95,7 +95,7 @@ def _callees(
 
 
 def _slot_flow(structure: CallStructure, slots: Mapping[Slot, Mapping[str, Sequence[str]]]) -> dict[Slot, set[Slot]]:
-    """Return slot -> the slots that it feeds, by data flow, or else by matching shapes in call order."""
+    """Return the slots that each slot feeds, by data flow or, without it, by matching shapes in call order."""
     place = {c: slot for slot, callees in slots.items() for cs in callees.values() for c in cs}
     found: dict[Slot, set[Slot]] = defaultdict(set)
     last: dict[Hashable, str] = {}
@@ -112,7 +112,7 @@ def _slot_flow(structure: CallStructure, slots: Mapping[Slot, Mapping[str, Seque
 
 
 def _repeats(structure: CallStructure, instances: Sequence[str]) -> tuple[str, ...]:
-    """Return the loop, if any, of repeated calls of an instance within one call of its caller."""
+    """Return the loop of a module that one call of its caller calls repeatedly; empty if none is repeated."""
     calls = ((caller, path) for path in instances for caller in structure.callers.get(path, ()))
     spans = [n for call in calls for n in structure.per_call.get(call, ())]
     return (_loop("parfor", spans),) if max(spans, default=1) > 1 else ()
@@ -135,12 +135,12 @@ FamilyKind = Literal["one", "for", "parfor"]
 
 
 Slot = tuple[str, Hashable]
-"""Identifies equal callees of the members of a family: (name relative to the member, kind)."""
+"""Position of a callee within each member of a family: (name relative to the member, kind of module)."""
 
 
 @dataclass(frozen=True)
 class Sibling:
-    """A module that a caller calls, with its position among the modules that this caller calls."""
+    """A module among those with one caller, at its position among them."""
 
     slot: Slot
     kind: Hashable
@@ -154,20 +154,20 @@ class Sibling:
 
     @property
     def where(self) -> str:
-        """Return the path of the module that holds it. Only numbered modules of different holders share a family."""
+        """Return the path of the enclosing module; only numbered modules of different ones may share a family."""
         return self.slot[0].rpartition(".")[0]
 
 
 @dataclass(slots=True)
 class Family:
-    """Siblings that form one family, in the order in which they feed each other or are called."""
+    """Siblings that form one family, ordered by data flow or by calls."""
 
     kind: FamilyKind
     members: list[Sibling]
 
 
 def split(siblings: Sequence[Sibling], flow: Mapping[Slot, Collection[Slot]]) -> list[Family]:
-    """Split siblings into families, in the order of their first members.
+    """Split the modules that one caller calls into families, ordered by their first members.
 
     Args:
         siblings: in the order of their first call; those that never ran last.
@@ -204,13 +204,13 @@ class _FlowOrder:
     """Reachability and levels of siblings in the data flow between them."""
 
     def __init__(self, forward: Mapping[Slot, Sequence[Slot]]) -> None:
-        """Compute reachability and levels from slot -> slots that read its output; readers come later in it."""
+        """Compute reachability and levels from each slot's readers; readers come after the slot in ``forward``."""
         self.forward = forward
         self.reach: dict[Slot, frozenset[Slot]] = {}
         for name in reversed(list(forward)):
             self.reach[name] = frozenset().union(*({t} | self.reach[t] for t in forward[name]))
         self.level = dict.fromkeys(forward, 0)
-        """Length of the longest path to a slot."""
+        """Length of the longest data flow path that ends at a slot."""
         for name, targets in forward.items():
             for target in targets:
                 self.level[target] = max(self.level[target], self.level[name] + 1)
@@ -226,7 +226,7 @@ _Found = Iterator[tuple[FamilyKind, list[Sibling]]]
 
 
 def _repeated_families(alike: list[Sibling], order: _FlowOrder) -> _Found:
-    """Yield families of siblings of one kind: numbered ones first, then those with individual names."""
+    """Yield families of siblings of one kind: first those with numbered names, then those with individual names."""
     lone: list[Sibling] = []
     for numbered in _grouped_by(alike, lambda s: s.mask).values():
         for members in _components(numbered, order):
@@ -241,7 +241,7 @@ def _repeated_families(alike: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _named(siblings: list[Sibling], order: _FlowOrder) -> _Found:
-    """Yield families of siblings of one kind with individual names: parallel ones first, then direct chains.
+    """Yield families of one kind of siblings with individual names: first parallel siblings, then chains.
 
     Levels come first: a query, key and value projection are three of a kind, though each also feeds the like
     projection after the attention.
@@ -264,7 +264,7 @@ def _named(siblings: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _by_level(members: list[Sibling], order: _FlowOrder) -> _Found:
-    """Yield groups of siblings whose data flow branches: those of one level as ``parfor``, a chain as ``for``."""
+    """Yield groups of siblings whose data flow branches: equal levels as ``parfor``, chains as ``for``."""
     run: list[Sibling] = []
     for _, same in sorted(_grouped_by(members, lambda s: order.level[s.slot]).items()):
         if run and (len(same) > 1 or not order.feeds(run[-1], same[0])):
@@ -279,7 +279,7 @@ def _by_level(members: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _components(members: list[Sibling], order: _FlowOrder) -> list[list[Sibling]]:
-    """Return groups of members in which one reaches another through data flow; isolated members are one group."""
+    """Return groups of members that are connected by data flow; all isolated members form one group."""
     joined: list[list[Sibling]] = []
     for sibling in members:
         linked = [c for c in joined if any(order.linked(sibling, m) for m in c)]

@@ -15,10 +15,10 @@ from itertools import pairwise
 _SWEEPS = 12
 _MOVES = 40
 COLUMN_GAP = 70
-"""Pixels between ranks."""
+"""Pixels between the ranks (columns) of the layout."""
 _ROW_GAP = 12
 _BEND = 4
-"""Pixels between the nodes of a rank, and height of a bend."""
+"""Pixels between the nodes of a rank, and height of the room for an arrow that passes the rank."""
 
 Pair = tuple[int, int]
 
@@ -32,13 +32,13 @@ class Layout:
     """Top left corner of each node."""
     ranks: tuple[int, ...]
     bends: Mapping[Pair, tuple[Pair, ...]]
-    """Arrow -> points (left end, y) and (right end, y) of the ranks that it passes, as pairs in a row."""
+    """(left end, y) and (right end, y) of the arrow's way through each rank that it passes, by arrow."""
     width: int
     height: int
 
 
 def layout(sizes: Sequence[Pair], arrows: Iterable[Pair], gap: int = COLUMN_GAP, *, late: bool = False) -> Layout:
-    """Place nodes of the given sizes (width, height).
+    """Assign positions to nodes of the given sizes (width, height).
 
     Args:
         sizes: in the order that siblings should have from top to bottom.
@@ -131,7 +131,7 @@ def _ranks(count: int, arrows: Sequence[Pair]) -> list[int]:
 
 
 def _late(ranks: Sequence[int], arrows: Sequence[Pair]) -> list[int]:
-    """Return the ranks with each node moved to the rank just before its first successor."""
+    """Return the rank of each node, moved to just before the node's first successor."""
     after: dict[int, list[int]] = {}
     for a, b in arrows:
         after.setdefault(a, []).append(b)
@@ -144,7 +144,7 @@ def _late(ranks: Sequence[int], arrows: Sequence[Pair]) -> list[int]:
 def _with_bends(
     count: int, arrows: Sequence[Pair], ranks: Sequence[int]
 ) -> tuple[list[list[int]], list[Pair], dict[Pair, tuple[int, ...]]]:
-    """Return the ranks with an added bend node in every rank that a long arrow passes."""
+    """Return the ranks with a placeholder node in every rank that a long arrow passes."""
     new = count
     segments: list[Pair] = []
     chains: dict[Pair, tuple[int, ...]] = {}
@@ -211,7 +211,7 @@ def _by_barycenter(row: list[int], around: Mapping[int, Sequence[int]]) -> list[
 def _straighten(
     rows: Sequence[Sequence[int]], segments: Sequence[Pair], heights: Mapping[int, int]
 ) -> dict[int, float]:
-    """Return each node's centre: near the mean of its neighbours, in order, and at least a gap apart."""
+    """Return the centre of each node, close to the mean of its neighbours, with order and minimum gaps kept."""
     around: dict[int, list[int]] = {i: [] for row in rows for i in row}
     for a, b in segments:
         around[a].append(b)

@@ -35,25 +35,25 @@ class Operator(Node):
     """A box in a picture of operators, for one operator or for the same operator of several equal layers."""
 
     vector: int | None = 0
-    """Vector FLOPs; ``None`` is unknown."""
+    """Vector FLOPs; ``None`` if unknown."""
     labels: tuple[str, ...] = ()
-    """Names in the exported graph."""
+    """Names of the nodes in the exported graph."""
     why: str = ""
-    """The reason why costs are unknown."""
+    """The reason why the costs are unknown; empty if they are known."""
 
     @property
     def look(self) -> str:
-        """Return ``for`` if the operator repeats, else nothing."""
+        """Return ``for`` if the operator repeats, else an empty text."""
         return "for" if self.loops else ""
 
     @property
     def figures(self) -> str:
-        """Return the shapes and the work of an operator in one line."""
+        """Return one line with the operator's output shapes, FLOPs, vector FLOPs and bytes."""
         return " · ".join([first_names(self.outputs, _SHAPES), *self.work, *self._vector, *self.traffic])
 
     @property
     def tooltip(self) -> list[str]:
-        """Return all known facts, line by line."""
+        """Return all known facts about the operator, one per line."""
         return [
             plain(f"{self.class_name} @ {self.pattern}"),
             plain(first_names([f"%{x}" for x in self.labels], 12)),
@@ -70,7 +70,7 @@ class Operator(Node):
 
 
 def operator_view(found: Sequence[OperatorListing], *, unrolled: bool = False) -> GraphView:
-    """Return the picture of the operators in some listings, each with its share of their FLOPs.
+    """Return the picture of some listed operators, each with its share of the picture's FLOPs.
 
     Args:
         unrolled: draw every operator. Otherwise equal layers are drawn once, and an operator that does no work, such as
@@ -105,7 +105,7 @@ def operator_view(found: Sequence[OperatorListing], *, unrolled: bool = False) -
 
 
 def _boxes(lines: Sequence[OperatorLine], unrolled: bool) -> Iterator[tuple[int, ...]]:
-    """Yield, for each box, the indices of the listing lines that it shows, in the order of the first line."""
+    """Yield, for each box, the indices of the operators that it stands for, ordered by the first of them."""
     alike: dict[object, list[range]] = {}
     at = 0
     for path, some_ in layers(lines):
@@ -120,7 +120,7 @@ def _boxes(lines: Sequence[OperatorLine], unrolled: bool) -> Iterator[tuple[int,
 
 
 def _feeds(lines: Sequence[OperatorLine], drawn: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield (producer, consumer) pairs of drawn lines; lines that are not drawn are passed through."""
+    """Yield (producer, consumer) pairs of drawn operators, connected also through operators that are not drawn."""
     made: dict[str, tuple[int, ...]] = {}
     for i, line in enumerate(lines):
         sources = tuple(dict.fromkeys(place for name in line.reads for place in made.get(name, ())))

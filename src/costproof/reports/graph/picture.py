@@ -22,37 +22,39 @@ class Node:
     """A family of modules, drawn as one box with the costs from the ledgers."""
 
     id: str
-    """``n0``, ``n1`` …: the same for one capture and prefix, whatever else is chosen."""
+    """Box id ``n0``, ``n1`` …, which depends only on the capture and the prefix."""
     class_name: str
     pattern: str
     """The paths of the modules as one pattern, ``model.layers.[0-11]``."""
     instances: tuple[str, ...]
-    """Their paths in the order in which they feed each other or are called."""
+    """Paths of the modules, ordered by data flow or by calls."""
     loops: tuple[str, ...]
-    """``for 12``: so many distinct modules in series, the output of each feeding the next. ``parfor 2``: so many
-    modules beside each other, or so many calls of one module by one call of its caller; ``parfor 1-3`` where callers,
-    or calls of a caller, differ. Outermost first; empty for one module that is called once."""
+    """Repetition, outermost first: ``for 12``: 12 modules in series, ``parfor 2``: 2 parallel modules or calls of one.
+
+    In a series the output of each module feeds the next. Parallel calls are those of one module by one call of its
+    caller; ``parfor 1-3`` where callers, or calls of a caller, differ. Empty for one module that is called once.
+    """
     calls: int | None
-    """Summed over the instances; at the workload, where a source has them."""
+    """Calls of all instances, at the counted workload if a source has them."""
     not_executed: int
-    """Instances that never ran."""
+    """Number of instances that never ran."""
     depth: int
-    """Number of calls below the outermost node."""
+    """Number of nested calls from the outermost node to this one."""
     params: int | None = None
-    """Elements of parameters of the modules and of all inside them; ``None`` if unknown."""
+    """Number of parameters of the modules and their submodules; ``None`` if unknown."""
     flops: int | None = None
-    """Matmul-like FLOPs of the modules and of all inside them."""
+    """Matmul-like FLOPs of the modules and their submodules; ``None`` if unknown."""
     moved: int | None = None
-    """Bytes read and written by the modules and all inside them; of an operator, as if it ran unfused."""
+    """Bytes read and written by the modules and their submodules; for a single operator, the bytes without fusion."""
     inputs: tuple[str, ...] = ()
-    """Tensors of the first call of the first instance that ran: ``[1, 3, 1024, 1024] bfloat16``."""
+    """Input tensors of the first call of the first instance that ran: ``[1, 3, 1024, 1024] bfloat16``."""
     outputs: tuple[str, ...] = ()
     whole: int | None = None
-    """Matmul-like FLOPs of the whole picture, the denominator of the share."""
+    """Matmul-like FLOPs of the whole picture, by which the share is computed."""
     experts: str = ""
-    """``64 experts, top 6``, of modules that route."""
+    """Routed experts of the modules: ``64 experts, top 6``; empty if the modules do not route."""
     hidden: int = 0
-    """Families that it calls and that are left out."""
+    """Number of called families that the picture leaves out."""
     link: str = ""
 
     @property
@@ -72,7 +74,7 @@ class Node:
 
     @property
     def figures(self) -> str:
-        """Return calls, parameters, FLOPs and bytes moved in one line, without zeros."""
+        """Return calls, parameters, FLOPs and bytes moved in one line, omitting zeros."""
         params = [f"{human(self.params)} params"] if self.params or (self.params is None and self.ran) else []
         if not self.ran:
             return " · ".join(["not executed", *params])
@@ -81,7 +83,7 @@ class Node:
 
     @property
     def traffic(self) -> list[str]:
-        """Return the bytes moved, if known and not zero; the tooltip states if they are unknown."""
+        """Return the text for the bytes moved; empty if they are 0 or unknown."""
         return [human(self.moved, "B") + " moved"] if self.moved else []
 
     @property
@@ -97,7 +99,7 @@ class Node:
         return share(self.flops, self.whole) if known and self.whole != self.flops and self.part_of(1000) else ""
 
     def part_of(self, length: int) -> int:
-        """Return the length of the FLOPs' share on a bar of ``length`` units, rounded down; 0 if unknown."""
+        """Return the length that the FLOPs' share takes of a bar of ``length`` units, rounded down; 0 if unknown."""
         return length * self.flops // self.whole if self.flops and self.whole else 0
 
     @property
@@ -128,12 +130,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An arrow between two nodes, which it names by id."""
+    """An arrow between two nodes, which are given by id."""
 
     source: str
     target: str
     count: int
-    """Calls (0 for a target that never ran), or pairs of calls where the first feeds the second."""
+    """Number of calls, or of (producer, consumer) call pairs; 0 for a target that never ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,30 +147,30 @@ class GraphView:
     """Outermost first, siblings in the order of their calls."""
     calls: tuple[Edge, ...]
     flow: tuple[Edge, ...]
-    """Data, between nodes that one node calls."""
+    """Data-flow arrows between nodes with the same caller."""
     notes: tuple[str, ...] = ()
-    """Caveats: omissions, missing numbers, contradictions."""
+    """Caveats on the picture: omissions, missing numbers, contradictions."""
     about: tuple[str, ...] = ()
-    """The model's configuration and the workload."""
+    """Lines that name the model's configuration and the workload."""
     legend: str = (
         "for N: N modules in series · parfor N: N modules side by side, or N calls of one · grey: calls · dashed: data"
         " · orange: share of the FLOPs"
     )
     down: bool = False
-    """Whether it is read from top to bottom and its arrows are data, all in :attr:`calls`: a program of operators."""
+    """Whether the picture shows operators, from top to bottom, with only data arrows, all in :attr:`calls`."""
 
     def said(self, edge: Edge) -> str:
-        """Return the text that explains a call arrow, such as its number of calls."""
+        """Return the tooltip of an arrow in :attr:`calls`: its number of calls, or of connected operator pairs."""
         return f"feeds, {plural(edge.count, 'pair')} of operators" if self.down else plural(edge.count, "call")
 
     @property
     def head(self) -> tuple[str, ...]:
-        """Return the lines below the title of the picture."""
+        """Return the lines of text below the title of the picture."""
         return (*self.about, *self.notes)
 
     @property
     def counted(self) -> frozenset[Edge]:
-        """Return the call arrows with a count of their own: it differs from the number of calls of their target."""
+        """Return the call arrows to label with a count, since it differs from the number of calls in the target box."""
         if self.down:
             times = {n.id: n.calls for n in self.nodes}
             return frozenset(e for e in self.calls if e.count != times[e.target])
@@ -213,7 +215,7 @@ def _node(node: Node) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a DOT string in which line breaks stay breaks and backslashes start no escape."""
+    """Return a DOT string that keeps line breaks and in which no backslash starts an escape."""
     lines = [plain(line).replace("\\", "\\\\").replace('"', '\\"') for line in text.split("\n")]
     # An entity in a name would be read as a character.
     return '"' + "\\n".join(escape(line, quote=False) for line in lines) + '"'
@@ -222,7 +224,10 @@ def _quoted(text: str) -> str:
 MAX_NODES: Final = 100
 MAX_EDGES: Final = 400
 MAX_TEXT: Final = 50_000
-"""Characters. Mermaid's own limits are 50,000 characters and 500 edges; beyond 100 nodes nothing can be read."""
+"""Maximum number of characters of a Mermaid chart.
+
+Mermaid's own limits are 50,000 characters and 500 edges; beyond 100 nodes nothing can be read.
+"""
 
 _MERMAID_PLAIN: Final = re.compile(r"[^A-Za-z0-9 _.,:/()\[\]{}@+×·…\-]")
 _MERMAID_WIDTH: Final = 90

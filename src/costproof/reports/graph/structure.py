@@ -1,4 +1,4 @@
-"""Derive facts about modules from a callgraph: kinds, calls within one call of a caller, modules that never ran."""
+"""Derive facts about modules from a callgraph: kinds, calls per call of the caller, modules that never ran."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from costproof.ledger.callgraph import CallGraph, Event, TensorAt
 from costproof.views.module_tree import below, natural
 
 _LISTS = frozenset({"ModuleList", "ModuleDict"})
-"""Classes that only hold modules: never called, and no sign that something did not run."""
+"""Container classes, which are never called themselves even if all modules in them run."""
 
 
 @dataclass(frozen=True)
 class CallStructure:
-    """Facts derived from a callgraph, independent of the module names of any architecture."""
+    """Facts derived from a callgraph without knowledge of the module names of any architecture."""
 
     graph: CallGraph
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """Return module -> position of its first call, or its position in the file if there are no events."""
+        """Return the position of each module's first call, or of its line in the file if there are no events."""
         entered = (e.name for e in self.graph.events if e.event == "enter")
         rest = sorted((*self.graph.call_counts, *self.graph.module_types), key=natural)
         return {path: i for i, path in enumerate(dict.fromkeys((*entered, *rest)))}
 
     @cached_property
     def edges(self) -> dict[tuple[str, str], int]:
-        """Return (caller, callee) -> calls, callees in the order of their first call."""
+        """Return the number of calls by (caller, callee), with callees in the order of their first call."""
         called = arrows(self.graph.edges, self.order)
         return dict(sorted(called.items(), key=lambda arrow: self.order[arrow[0][1]]))
 
     @cached_property
     def callers(self) -> dict[str, frozenset[str]]:
-        """Return module -> the modules that call it; for one that never ran, the callers of its list neighbours."""
+        """Return the callers of each module; for a module that never ran, those of its neighbours in a list."""
         found: dict[str, set[str]] = defaultdict(set)
         for caller, callee in self.edges:
             found[callee].add(caller)
@@ -49,7 +49,7 @@ class CallStructure:
 
     @cached_property
     def callees(self) -> dict[str, tuple[str, ...]]:
-        """Return module -> the modules that it calls; those that never ran come last."""
+        """Return the modules that each module calls; callees that never ran come last."""
         found: dict[str, list[str]] = defaultdict(list)
         for caller, callee in (*self.edges, *((a, path) for path in self.idle for a in sorted(self.callers[path]))):
             found[caller].append(callee)
@@ -57,7 +57,7 @@ class CallStructure:
 
     @cached_property
     def flow(self) -> dict[str, dict[str, int]]:
-        """Return producer -> consumer -> how often the consumer reads the producer's output."""
+        """Return how often each consumer module reads the output of each producer, by producer and consumer."""
         found: dict[str, dict[str, int]] = defaultdict(dict)
         for (a, b), count in arrows(self.graph.data_edges, self.order).items():
             found[a][b] = count
@@ -65,9 +65,9 @@ class CallStructure:
 
     @cached_property
     def idle(self) -> dict[str, bool]:
-        """Return, for each outermost module in which nothing ran, whether the module that holds it ran.
+        """Return the outermost modules in which nothing ran; the value says whether the enclosing module ran.
 
-        Those of which that is so stand first; outermost first among the others.
+        Modules whose holder ran come first; the others follow, outermost first.
         """
         types = self.graph.module_types
         alive = {"(root)", *(around for path in self.graph.call_counts for around in _ancestors(path))}
@@ -85,7 +85,7 @@ class CallStructure:
 
     @cached_property
     def per_call(self) -> dict[tuple[str, str], set[int]]:
-        """Return (caller, callee) -> the numbers of calls within one call of the caller.
+        """Return how often a single call of the caller calls the callee, as a set of counts, by (caller, callee).
 
         From the events; where they do not cover every call, from the counts, as evenly as they divide.
         """
@@ -102,13 +102,13 @@ class CallStructure:
 
     @cached_property
     def roots(self) -> tuple[str, ...]:
-        """Return the modules that ran without being called by another module."""
+        """Return the modules that ran but were not called by another module."""
         called = {b for a, b in self.edges if a != b}
         return tuple(p for p in sorted(self.graph.call_counts, key=lambda p: self.order[p]) if p not in called)
 
     @cached_property
     def likeness(self) -> dict[str, int]:
-        """Return module -> number of its kind; modules of equal class, settings and inner modules have one kind.
+        """Return a kind number for each module, equal for modules of equal class, settings and submodules.
 
         Counts of calls do not matter, so that an expert which no token reached is like the others. Neither do
         floats (rates, scales), nor settings that only number the module (``layer_idx``).
@@ -132,7 +132,7 @@ class CallStructure:
 
     @cached_property
     def _numbering(self) -> dict[Mask, frozenset[str]]:
-        """Return path without numbers -> settings that follow a number in the path, such as ``layer_idx``."""
+        """Return the settings that only repeat a number of the path, such as ``layer_idx``, by path without numbers."""
         by_mask: dict[Mask, list[str]] = defaultdict(list)
         for path in self.graph.constructor_params:
             by_mask[unnumbered(path)].append(path)
@@ -148,11 +148,11 @@ class CallStructure:
         return found
 
     def _holder(self, path: str) -> str:
-        """Return the nearest enclosing module that is drawn."""
+        """Return the nearest enclosing module that has a box in the picture."""
         return next((p for p in _ancestors(path)[1:] if p in self.graph.call_counts or p in self.idle), "(root)")
 
     def fits(self, a: str, b: str) -> bool:
-        """Return whether an output of the first call of ``a`` has the shape of an input of that of ``b``."""
+        """Return whether an output of the first call of ``a`` has the shape of an input of ``b``'s first call."""
         gave = {v.shape for v in self.graph.output_metadata.get(a, ()) if isinstance(v, TensorAt)}
         took = {v.shape for v in self.graph.input_metadata.get(b, ()) if isinstance(v, TensorAt)}
         return bool(gave & took)
@@ -163,7 +163,7 @@ class RecordedCall(NamedTuple):
 
     module: str
     callees: Counter[str]
-    """Direct callees with the number of calls."""
+    """Number of calls that this call makes directly, by callee."""
     whole: bool
     """Whether the events include the end of the call."""
 
@@ -227,12 +227,12 @@ def _counts(values: Sequence[object], numbers: list[tuple[int, ...]]) -> bool:
 
 
 def _place(path: str) -> tuple[str, Mask]:
-    """Return the path of the module that holds this one, and its own name without numbers."""
+    """Return the path of the enclosing module, and the module's own name without numbers."""
     above, _, name = path.rpartition(".")
     return above, unnumbered(name)
 
 
 def _ancestors(path: str) -> list[str]:
-    """Return the path and the paths of all enclosing modules."""
+    """Return a module path and the paths of all enclosing modules, innermost first."""
     parts = path.split(".")
     return [".".join(parts[:i]) for i in range(len(parts), 0, -1)]

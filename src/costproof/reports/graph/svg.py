@@ -17,7 +17,7 @@ _MARGIN: Final = 24
 _STACK: Final = 4
 _LINE: Final = 18
 _DOWN_GAP: Final = 30
-"""Pixels between ranks that go down."""
+"""Pixels between ranks in a picture read from top to bottom."""
 _SPACE: Final = 'xmlns="http://www.w3.org/2000/svg"'
 _STYLE: Final = """
     text { font-family: Helvetica, Arial, "DejaVu Sans", sans-serif; fill: #1d2733; }
@@ -42,27 +42,27 @@ _STYLE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Level of detail of a picture: boxes show class, path and all figures."""
+    """Detail of the boxes of a picture: class, path and all figures."""
 
     gap: int = COLUMN_GAP
     height: int = 56
     """Height of a box in pixels."""
 
     def title(self, node: Node) -> str:
-        """Return the first line of a box, which follows its repetition."""
+        """Return the first line of a box, without the repetition that precedes it."""
         return shorten(plain(node.class_name), 40)
 
     def path(self, node: Node) -> str:
-        """Return the second line of a box; empty for none."""
+        """Return the second line of a box; empty to omit the line."""
         return shorten(plain(node.pattern), 44)
 
     def figures(self, node: Node) -> str:
-        """Return the last line of a box."""
+        """Return the last line of a box, with its costs."""
         return node.figures
 
 
 class Brief(Look):
-    """Level of detail of a slide: boxes show the end of the path and the work."""
+    """Detail of the boxes of a slide: the end of the module path, and the FLOPs."""
 
     def title(self, node: Node) -> str:
         *before, last = plain(node.pattern).split(".")
@@ -93,7 +93,7 @@ def inline(view: GraphView) -> str:
 
 
 def slide(view: GraphView) -> str:
-    """Return the SVG for a 16:9 slide (1280 x 720): the heaviest families that fit with letters of 12 pixels."""
+    """Return the SVG of a 16:9 slide (1280 x 720) with the heaviest families that fit with letters of 12 pixels."""
     chosen: list[Node] = []
     drawn = drawing(view, _SLIDE_LOOK, ())
     # What has all of the work says nothing: the title stands for it.
@@ -116,7 +116,7 @@ def slide(view: GraphView) -> str:
 
 
 _SLIDE: Final = (1024, 576)
-"""A slide of 1280 x 720 shows this 1.25 times as large: the smallest letters, of 10 pixels, have 12.5 there."""
+"""Size of the drawing on a slide, shown 1.25 times as large; the smallest letters then have 12.5 pixels."""
 _SLIDE_LOOK: Final = Brief(gap=36, height=42)
 _NOTE: Final = 140
 """Maximum number of characters of a line of notes above the boxes of a slide."""
@@ -132,7 +132,7 @@ class Drawing:
 
 
 def drawing(view: GraphView, look: Look, kept: Collection[str] | None = None) -> Drawing:
-    """Return the drawing of title, boxes, arrows and legend.
+    """Return the SVG lines of a picture with title, boxes, arrows and legend.
 
     Args:
         kept: ids of the boxes that are drawn; all unless given.
@@ -191,7 +191,7 @@ def _open(view: GraphView, width: int, height: int) -> list[str]:
 
 
 def _width(node: Node, look: Look) -> int:
-    """Return the width of a box, estimated from usual letter widths."""
+    """Return the width of a box in pixels, estimated from average letter widths."""
     head = len(node.repetition) + 2 if node.loops else 0
     first = 8 * (head + len(look.title(node)))
     return max(first, 6 * len(look.path(node)) + 6, 6 * len(look.figures(node))) + 22
@@ -226,13 +226,13 @@ def _xml(text: str) -> str:
 
 
 LANE: Final = 10
-"""Pixels between back arrows, which run alongside all boxes."""
+"""Pixels between arrows that lead back, which run next to all boxes."""
 
 
 def call_arrow(
     edge: Edge, ends: Pair, sizes: list[Pair], placed: Layout, *, labelled: bool, lane: int, said: str
 ) -> str:
-    """Return the SVG of a call arrow, drawn solid along the ranks of the layout.
+    """Return the SVG of a call arrow, a solid line from rank to rank of the layout.
 
     Args:
         ends: places of its two boxes.
@@ -280,7 +280,7 @@ def call_arrow(
 
 
 def flow_arrow(edge: Edge, ends: Pair, sizes: list[Pair], placed: Layout) -> str:
-    """Return the SVG of a data arrow, drawn dashed; the layout does not consider it."""
+    """Return the SVG of a data arrow, a dashed line for which the layout reserves no room."""
     a, b = ends
     top, bottom = placed.y[a], placed.y[b]
     if placed.x[a] != placed.x[b]:
@@ -318,4 +318,4 @@ def _arrow_head(name: str, colour: str) -> str:
 
 
 _ARROW_HEADS: Final = (_arrow_head("call-head", "#98a5b3"), _arrow_head("flow-head", "#c2410c"))
-"""SVG definitions of the arrow heads that calls and data flow refer to."""
+"""SVG definitions of the arrow heads of calls and of data flow."""

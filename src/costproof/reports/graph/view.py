@@ -1,4 +1,4 @@
-"""Select which part of a grouped callgraph a picture shows, and add costs from the ledgers."""
+"""Select the part of a grouped callgraph to draw, and add costs from the ledgers."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from costproof.views.quantities import with_quantity
 
 ROOT: Final = "(root)"
 MOVED: Final = "io_bytes"
-"""Bytes read and written, derived from the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
+"""Name of the bytes read plus written, derived from the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
 EXPERTS: Final = "experts"
-"""The last word of the role of a layer's routed experts."""
+"""Last component of the role of a layer's routed experts."""
 _SOURCES: Final = DEFAULT_SOURCES[::-1]
-"""Sources in order of precedence. The dynamic source comes first, as the callgraph records a run."""
+"""Sources in order of precedence; the dynamic one is first, as the callgraph records a run."""
 
 
 @dataclass(frozen=True)
 class ModuleNumbers:
-    """Costs of modules of a callgraph, over all stages or over one; ``None`` is unknown."""
+    """Costs of the modules of a callgraph, in all stages or in one; ``None`` means unknown."""
 
     modules: frozenset[str]
     """Modules with cost nodes in these stages."""
     own: Mapping[Metric, Mapping[str, int | None]]
-    """Metric -> module -> value without inner modules; metrics that no source gives are absent."""
+    """Costs of each module without its submodules, by metric; metrics that no source has are absent."""
     drawn: Mapping[str, frozenset[str]]
-    """Module that has costs but never runs, such as a list of experts -> the modules in it that run."""
+    """Submodules that run, by a module with costs that is never called itself, such as a list of experts."""
     experts: Mapping[str, str]
-    """Holder of routed experts, and its parent -> ``64 experts, top 6``, if formulas give it."""
+    """``64 experts, top 6``, by the module with the routed experts and by its parent, if formulas give the numbers."""
 
     @cached_property
     def _inside(self) -> Mapping[Metric, Mapping[str, int | None]]:
@@ -59,7 +59,7 @@ class ModuleNumbers:
         return found
 
     def inside(self, metric: Metric, instances: Sequence[str]) -> int | None:
-        """Return the sum of a metric over modules and all modules inside them; ``None`` if a term is unknown."""
+        """Return a metric summed over modules and their submodules; ``None`` if a summand is unknown."""
         if metric not in self.own:
             return None
         chosen = set(instances)
@@ -67,19 +67,19 @@ class ModuleNumbers:
         return exact_sum([*(self._inside[metric].get(p, 0) for p in outer), *self._borne(metric, outer)])
 
     def owns_work(self, instances: Sequence[str]) -> bool:
-        """Return whether these modules do matrix products or the like themselves; unknown work counts as work."""
+        """Return whether the modules have FLOPs apart from their submodules; unknown FLOPs count as some."""
         if "flops" not in self.own:
             return False
         own = self.own["flops"]
         return exact_sum([*(own.get(p, 0) for p in instances), *self._borne("flops", set(instances))]) != 0
 
     def calls(self, instances: Sequence[str], traced: int | None) -> int | None:
-        """Return the calls at the workload, or, if no source has them, those traced (maybe of fewer decode steps)."""
+        """Return the calls at the workload; if no source has them, the traced calls, maybe of fewer decode steps."""
         known = self.own.get("calls", {})
         return exact_sum(known.get(p, 0) for p in instances) if any(p in known for p in instances) else traced
 
     def _borne(self, metric: Metric, modules: set[str]) -> list[int | None]:
-        """Return the costs that lists of modules own for these modules.
+        """Return the costs that the ledgers record on a container module instead of on these modules in it.
 
         ``None`` for a list of which only a part is given.
         """
@@ -92,7 +92,7 @@ class ModuleNumbers:
 def module_numbers(
     ledgers: Sequence[Ledger], graph: CallGraph, stage: str | None, symbols: Mapping[str, int] | None = None
 ) -> ModuleNumbers:
-    """Return the costs of modules in all stages, or in one.
+    """Return the costs of modules, summed over all stages or for one stage.
 
     Args:
         symbols: the sizes of the configuration.
@@ -112,7 +112,7 @@ def module_numbers(
 
 
 def _experts(ledgers: Sequence[Ledger], symbols: Mapping[str, int] | None) -> dict[str, str]:
-    """Return module -> text on its routed experts, such as ``8 of 64``, from the ratio of parameter formulas."""
+    """Return a text such as ``8 of 64`` for modules with routed experts, from the ratio of parameter formulas."""
     found: dict[str, str] = {}
     for node in (n for x in ledgers for n in x.nodes):
         held, passed = node.exprs.get("params"), node.exprs.get("params_active")
@@ -134,7 +134,7 @@ def _ratio(held: str, passed: str, symbols: tuple[tuple[str, int], ...]) -> str:
 
 
 def _own_costs(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | None]:
-    """Return module -> its own metric, without that of the modules inside it."""
+    """Return a metric of each module without its submodules."""
     nodes: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
         if metric in node.costs and stage in (None, node.stage):
@@ -146,7 +146,7 @@ def _own_costs(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, i
 
 
 def _idle_holders(graph: CallGraph, idle: set[str]) -> dict[str, frozenset[str]]:
-    """Return, for each module that never ran but contains one that did, the modules directly inside it."""
+    """Return the direct submodules of each module that never ran but has a direct submodule that did."""
     inside: dict[str, set[str]] = {}
     for path in {*graph.call_counts, *graph.module_types}:
         inside.setdefault(path.rpartition(".")[0], set()).add(path)
@@ -169,14 +169,14 @@ class GraphChoice:
     """Choice of which part of a callgraph to show; by default, everything."""
 
     depth: int | None = None
-    """Calls below the outermost nodes shown; ``None`` for as deep as fits on one page."""
+    """Number of nested calls to show below the outermost nodes; ``None`` for as many as fit on one page."""
     stage: str | None = None
     prefix: str | None = None
-    """Path of the module to show, with everything inside it."""
+    """Path of the module to show with all its submodules."""
     heavy: bool = False
-    """Only modules that own matmul-like work, and those that lead to them."""
+    """Whether to show only modules with matmul-like FLOPs of their own, and their callers."""
     link: str | None = None
-    """Address that a node leads to; ``{path}`` and ``{class}`` stand for the module's."""
+    """Address that each node links to; ``{path}`` and ``{class}`` are replaced by the module's."""
 
 
 def check_choice(chosen: GraphChoice, stages: Sequence[str], modules: Collection[str]) -> None:
@@ -209,9 +209,9 @@ def check_choice(chosen: GraphChoice, stages: Sequence[str], modules: Collection
 
 
 _TOLD: Final = (Capture, CallGraphFile)
-"""Inputs that identify the model and the workload."""
+"""Types of inputs that identify the model and the workload."""
 _MOST: Final = 5
-"""Contradictions that are written out."""
+"""Maximum number of contradictions that are spelled out."""
 PAGE: Final = 60
 """Maximum number of nodes on one page, which limits the default depth."""
 
@@ -278,7 +278,7 @@ def _title(drawn: Drawable, chosen: GraphChoice) -> str:
 
 
 def _with_callers(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
-    """Return the given nodes and all nodes that call them, directly or indirectly."""
+    """Return the given nodes and all their direct and indirect callers."""
     callers: dict[str, list[str]] = defaultdict(list)
     for edge in calls:
         callers[edge.target].append(edge.source)
@@ -293,7 +293,7 @@ def _with_callers(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
 
 
 def _depths(calls: Iterable[Edge], picked: Sequence[str]) -> dict[str, int]:
-    """Return node -> number of calls below the outermost picked node; callers that are not picked are not counted."""
+    """Return the number of nested calls from the outermost picked node to each picked one, along picked callers."""
     inner = set(picked)
     callees: dict[str, list[str]] = defaultdict(list)
     called: set[str] = set()
@@ -318,13 +318,13 @@ def _depths(calls: Iterable[Edge], picked: Sequence[str]) -> dict[str, int]:
 
 
 def _page(depths: Mapping[str, int]) -> int:
-    """Return the greatest depth at which all nodes fit on a page."""
+    """Return the greatest call depth at which all nodes fit on one page."""
     ordered = sorted(depths.values())
     return max((d for d in ordered if bisect_right(ordered, d) <= PAGE), default=0)
 
 
 def _flow(grouped: GraphView, picked: Collection[str], shown: Collection[str]) -> tuple[Edge, ...]:
-    """Return the data arrows between shown nodes; a path through nodes that are not picked becomes one arrow."""
+    """Return the data arrows between shown nodes; a path through nodes not picked becomes a single arrow."""
     place = {n.id: i for i, n in enumerate(grouped.nodes)}
     handed: dict[str, list[Edge]] = defaultdict(list)
     for edge in grouped.flow:
@@ -361,7 +361,7 @@ def _add_numbers(node: Node, graph: CallGraph, costs: ModuleNumbers, link: str |
 
 
 def _fill_link(link: str, path: str, class_name: str) -> str:
-    """Return a link with path and class filled in, quoted so that they cannot change where it leads."""
+    """Return a link with path and class inserted, quoted so that they cannot change the address it leads to."""
     names = {"{path}": path, "{class}": class_name}
     return re.sub(r"\{(path|class)\}", lambda m: quote(names[m.group()], errors="backslashreplace"), link)
 
@@ -393,7 +393,7 @@ def _contradictions(found: Sequence[str]) -> list[str]:
 
 
 def contradictions(graph: CallGraph) -> list[str]:
-    """Return the contradictions inside a callgraph, one sentence each; empty for a consistent one.
+    """Return the contradictions between the counts and events of a callgraph, one sentence each; or empty.
 
     Calls must be as many as events that enter the module, and calls by callers as many as nested enters. Events
     that are cut off cover a part of the run and bound the counts from below.
@@ -419,7 +419,7 @@ def contradictions(graph: CallGraph) -> list[str]:
 
 
 def mark_contradictions(capture: Capture) -> list[str]:
-    """Return a sentence for each event whose recorded inputs contradict the inputs that a stage was counted for.
+    """Return a sentence for each stage call counted with another number of inputs than the events recorded.
 
     A mark that has the name of a call among its data tells how many inputs that call had, ``{"crops": (4, 4)}``.
     """

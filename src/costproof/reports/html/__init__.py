@@ -1,1 +1,1 @@
-"""HTML reports as single files: no network access, a strict content security policy, reproducible bytes."""
+"""Write HTML reports as single files: no network access, a strict content security policy, reproducible bytes."""

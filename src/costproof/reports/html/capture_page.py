@@ -100,7 +100,7 @@ def capture_page(found: Results) -> str:
 
 
 def capture_cell(found: Results) -> Iterator[Html | None]:
-    """Yield the parts of a notebook cell: findings, and a table per metric, folded except the first."""
+    """Yield the blocks of a notebook cell: findings, and a table per metric, folded except the first."""
     capture, compared = found.capture, found.discrepancy
     opened = open_findings(compared)
     numbers = {f.id: i for i, f in enumerate(compared.findings)}
@@ -119,7 +119,7 @@ def _metrics(capture: Capture) -> list[Metric]:
 
 
 def _cost(found: Results, metrics: list[Metric]) -> Html:
-    """Return a table for each metric. A script shows the chosen one; without scripts, all are visible."""
+    """Return a table per metric; a script shows the chosen one, and all are visible without scripts."""
     static = found.figures
     low = static.totals_at_least
     values = [
@@ -183,7 +183,7 @@ def _metric(found: Results, metric: Metric) -> Html:
 
 
 def _whole(capture: Capture) -> Html | None:
-    """Return the section on the whole model if only its first layers were counted."""
+    """Return the section on all layers of a model that was counted with its first layers only."""
     if capture.whole is None:
         return None
     said = (*stack_sentences(capture.whole), *unknown_sentences(capture.whole))
@@ -227,7 +227,7 @@ def _modules(compared: str, formulas: str) -> Html:
 
 
 def _picture(found: Results) -> tuple[Html | None, dict[str, str]]:
-    """Return the folded callgraph, and module -> id of the box that shows it or its caller."""
+    """Return the folded callgraph, and for each module the id of the box that shows it or an enclosing module."""
     try:
         view = graph_view(found.capture, GraphChoice(link=_LINK))
     except Absent:

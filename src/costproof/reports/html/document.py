@@ -20,7 +20,7 @@ _BREAKING: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 class Html(str):
-    """Finished HTML. Any other string is escaped when it is put into HTML."""
+    """Finished HTML; any other string is escaped when it is inserted into HTML."""
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ Inside = str | Iterable[str] | None
 
 
 def h(tag: str, /, *inside: Inside, **attributes: str | int | bool | None) -> Html:
-    """Return an element. ``class_`` is the attribute ``class``, ``aria_label`` is ``aria-label``; None is left out."""
+    """Return an HTML element; keyword arguments are attributes (``class_``, ``aria_label``), None omits one."""
     named = "".join(
         f" {name}" if value is True else f' {name}="{_text(str(value))}"'
         for name, value in ((k.rstrip("_").replace("_", "-"), v) for k, v in attributes.items())
@@ -39,7 +39,7 @@ def h(tag: str, /, *inside: Inside, **attributes: str | int | bool | None) -> Ht
 
 
 def join_markup(*inside: Inside) -> Html:
-    """Join pieces of HTML; plain strings are escaped."""
+    """Join HTML strings; plain strings are escaped."""
     flat = (piece for part in inside if part is not None for piece in ([part] if isinstance(part, str) else part))
     return Html("".join(piece if isinstance(piece, Html) else _text(piece) for piece in flat))
 
@@ -66,7 +66,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]], *, align: str = "l
 
 
 def page(title: str, top: Html, inside: Iterable[Inside], bottom: Html, data: Mapping[str, Any] | None = None) -> str:
-    """Return an HTML file of head, sections and foot; ``data`` as for :func:`document`."""
+    """Return an HTML file with head, sections and foot; ``data`` is for scripts as in :func:`document`."""
     main = h("main", *inside, id="content")
     return document(title, h("div", top, main, bottom, class_="page"), data or {})
 
@@ -124,7 +124,7 @@ def _safe(value: object) -> object:
 
 @cache
 def part(name: str) -> str:
-    """Return the text of a file of this package, such as the style sheet."""
+    """Return the text of a file in this package, such as the style sheet."""
     return "\n" + files("costproof.reports.html").joinpath(name).read_text(encoding="utf-8")
 
 

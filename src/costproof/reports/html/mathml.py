@@ -1,4 +1,4 @@
-"""Typeset formulas as MathML from their canonical text. Browsers render it without scripts."""
+"""Typeset formulas as MathML, which browsers render without scripts, from their canonical text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from costproof.ledger.capture import SymbolDoc
 
 _LETTER: Final = re.compile(r"(\\ell|[A-Za-z])(?:_(?:\{(?:\\mathrm\{)?([A-Za-z0-9, ]+)\}{0,2}|([A-Za-z0-9])))?")
-"""How symbols are typeset: a letter, and a subscript of letters and digits."""
+"""Matches the LaTeX of a simple symbol: a letter, and a subscript of letters and digits."""
 _FENCES: Final = {"ceiling": ("⌈", "⌉"), "floor": ("⌊", "⌋")}
 
 
@@ -64,7 +64,7 @@ def _write(tree: ast.AST, names: Mapping[str, str]) -> str:
 
 
 def _terms(tree: ast.AST) -> list[tuple[str, ast.AST]]:
-    """Return (sign, term) of each term of a sum, without recursion, since sums are long."""
+    """Return (sign, term) for each summand of a sum, without recursion, since sums are long."""
     found: list[tuple[str, ast.AST]] = []
     while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):
         found.append(("<mo>+</mo>" if isinstance(tree.op, ast.Add) else "<mo>−</mo>", tree.right))

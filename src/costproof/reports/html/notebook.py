@@ -1,4 +1,4 @@
-"""Display results in notebook cells: the static parts of their pages, with a style confined to the cell."""
+"""Display results in notebook cells: the static content of their pages, with a style confined to the cell."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from costproof.views.explanation import Explanation
 from costproof.views.numbers import exact
 
 _TAG: Final = re.compile(r"<[^>]*>")
-"""Matches a tag that our own printer wrote; every other ``<`` and ``>`` is escaped in its text."""
+"""Matches a tag that costproof's printer wrote; every other ``<`` and ``>`` is escaped in text."""
 _LINK: Final = re.compile(r'^<a( class="[^"]*")?[^>]*>$')
 _PLAIN: Final = """
 & :where(table, thead, tr, th, td) { background: none; border: 0; color: inherit; font-size: inherit; }
@@ -43,7 +43,7 @@ _PLAIN: Final = """
 
 
 def display(value: object, format: DisplayFormat) -> str:  # noqa: A002
-    """Return a result as the text of its command, as Markdown, or as the HTML of a notebook cell."""
+    """Return a result as the text that its command prints, as Markdown, or as HTML of a notebook cell."""
     if format == "html":
         return cell(value)
     if isinstance(value, Explanation):
@@ -67,7 +67,7 @@ def _static(tag: re.Match[str]) -> str:
 
 @cache
 def _style() -> str:
-    """Return the style of pages, nested in the cell's element. The notebook's theme decides between light and dark.
+    """Return the style sheet of pages, nested in the cell's element; the notebook's theme selects light or dark.
 
     Jupyter has colours, alignments and sizes of its own for tables and code in a cell. The name of the element thrice
     is stronger than its selectors, so what a page says holds, and what a page leaves to the browser is put back. A dark

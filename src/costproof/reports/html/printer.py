@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 _BAD: Final = "unexplained"
 GLYPHS: Final = {"exact": "✓", "explained": "≈", "unexplained": "✗", "unsupported": "✗", "incomplete": "?"}
-"""Signs next to the words, since many readers cannot rely on color."""
+"""Signs printed next to the status words, since many readers cannot rely on colour."""
 LIKE: Final = {
     "right": "exact", "same": "exact", "passed": "exact", "proved": "exact",
     "allowed": "explained",
     "refuted": _BAD, "over": _BAD, "failed": _BAD,
     "undetermined": "incomplete", "unknown": "incomplete",
 }  # fmt: skip
-"""Verdict of another comparison -> the report verdict with the same style; changes between versions are neutral."""
+"""Report verdict whose style another verdict shares, by the latter; changes between versions stay neutral."""
 MOST: Final = 1_000
-"""Maximum number of table rows in the file; the JSON has all."""
+"""Maximum number of table rows in an HTML file; the JSON has all."""
 AT_ONCE: Final = 100
-"""Maximum number of rows in the document when it opens."""
+"""Maximum number of table rows that are rendered when a page opens."""
 MOST_IN_A_CELL: Final = 100
 """Maximum number of rows in a notebook cell, which is saved with the notebook."""
 MOST_FINDINGS: Final = 200
@@ -82,12 +82,12 @@ class HtmlPrinter:
         return page(plain_text(d.title), top, map(self.block, d.body), h("footer", map(self.block, foot)), d.data)
 
     def foot(self, section: DocumentSection) -> Iterable[Block]:
-        """Return the blocks of the section with conventions and versions."""
+        """Return the blocks of the last section, with conventions and versions."""
         yield Markup(h("h2", self.prose(section.title)))
         yield from section.body
 
     def cell(self, d: Document) -> Iterable[Html]:
-        """Yield the parts of a notebook cell, without conventions and versions."""
+        """Yield the HTML blocks of a notebook cell, without conventions and versions."""
         yield h("p", h("b", plain_text(d.title)), class_="title")
         yield verdict_line(d.verdict, d.sentence) if d.verdict else h("p", d.sentence)
         yield from (h("p", plain_text(line), class_="about") for line in d.about)
@@ -204,7 +204,7 @@ def about(target: TargetInfo, workload: Workload) -> str:
 
 
 def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
-    """Return the choice of a metric, as (name, title, total) buttons; hidden without scripts."""
+    """Return radio buttons that choose a metric, from (name, title, total); hidden without scripts."""
     made = (
         h("label", h("input", type="radio", name="metric", value=m, checked=m == first), h("span", title), h("b", said))
         for m, title, said in values
@@ -242,7 +242,7 @@ def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> H
 
 
 def shares(parts: Sequence[tuple[str, int | Fraction | None]], scale: int | None = None) -> Html:
-    """Return an SVG bar with one segment a share; ``scale`` is the value of its full length (default: the sum)."""
+    """Return an SVG bar with one segment per share; its full length is ``scale``, by default the sum."""
     whole = sum(v or 0 for _, v in parts) if scale is None else scale
     at: int | Fraction = 0
     bars = []
@@ -255,7 +255,7 @@ def shares(parts: Sequence[tuple[str, int | Fraction | None]], scale: int | None
 
 
 def swatch(place: int) -> Html:
-    """Return the legend sample: a square in the colour of segment ``place`` of :func:`shares`."""
+    """Return the legend sample in the colour of segment ``place`` of a :func:`shares` bar."""
     return h("svg", h("rect", width="100%", height="100%", class_=f"s{place % 8}"), class_="swatch", aria_hidden="true")
 
 

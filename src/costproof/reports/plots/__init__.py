@@ -1,4 +1,4 @@
-"""Draw charts with matplotlib (extra [plot]), from data that need nothing else.
+"""Draw charts with matplotlib (extra [plot]) from data that can be prepared without it.
 
-What a page shows too (the callgraph, a roofline) is SVG that we write ourselves, and resvg makes PNGs of it.
+Pictures that pages show too (callgraphs, rooflines) are SVG that we write ourselves; resvg makes PNGs of them.
 """

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 10.0
 _ROW: Final = 0.34
-"""Height of a bar including its gap, in inches."""
+"""Height of a bar with its gap, in inches."""
 _LETTER: Final = 0.0125
-"""Estimated width of a letter, as a fraction of the width of the widest bar."""
+"""Estimated width of a letter, as a fraction of the widest bar's width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class BarPiece:
     size: float
     colour: str
     label: str
-    """Text on the piece, shown where there is room for it."""
+    """Text on the section, shown only if it fits."""
     hatch: bool = False
 
 
@@ -48,9 +48,9 @@ class Bar:
     name: str
     pieces: tuple[BarPiece, ...]
     said: str
-    """Text next to the bar: its total, or why there is none."""
+    """Text next to the bar: its total, or the reason why it has no sections."""
     below: bool = False
-    """Whether the row belongs to the one above it."""
+    """Whether the bar belongs to the one above it."""
 
 
 def bars(
@@ -136,12 +136,12 @@ class Shares:
 
     metric: Metric
     parts: dict[tuple[str, ...], int | None]
-    """Stages -> value: single stages, or several that share modules. The values sum to the whole."""
+    """Value by stage, or by the stages that share modules; the values sum to the whole."""
     whole: int | None
 
 
 def shares(capture: Capture) -> tuple[Shares, ...]:
-    """Return the metrics to draw, each from the first source that has it for all stages; none is 0 throughout."""
+    """Return the metrics to draw that are not 0 throughout, each from the first source that has it for all stages."""
     found = []
     for metric in (m for m in METRICS if m not in _LEFT_OUT):
         speaking = (x for x in ledgers(capture) if all(provides(x, metric, stage) for stage in capture.target.stages))
@@ -192,7 +192,7 @@ def draw_shares(report: Results, kind: str) -> bytes:
 
 
 _NAMED: Final = 6
-"""Maximum number of tensors of a peak that are drawn as separate pieces."""
+"""Maximum number of tensors of a peak that are drawn as separate sections of a bar."""
 _LOOKS: Final = {
     "by the graph": ("#2b5b84", "#4477aa", "#6a94bf", "#8fb0d0", "#b3cbe1", "#d3e1ee"),
     "as written": ("#a8434d", "#cc5966", "#ee6677", "#f28c99", "#f6b0b8", "#fad3d8"),
@@ -228,7 +228,7 @@ def _peak_bar(name: str, way: str, peak: Peak | None, *, below: bool) -> Bar:
 
 
 _LONGEST_ERROR: Final = 60
-"""Maximum number of characters of an error."""
+"""Maximum number of characters of an error message in a chart."""
 
 
 def draw_counters(found: CounterReport, kind: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Draw figures with matplotlib in our style and with reproducible bytes, and rasterise SVG."""
+"""Draw figures with matplotlib in costproof's style and with reproducible bytes, and rasterise SVG."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LOOKS: Final = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Apply our matplotlib style inside the context, overriding any ``matplotlibrc``, also one in the current folder.
+    """Apply costproof's matplotlib style inside the context, overriding every ``matplotlibrc``, also a local one.
 
     Raises:
         Incomplete: matplotlib is not installed.
@@ -70,7 +70,7 @@ def render_figure(figure: Figure, kind: str) -> bytes:
 
 
 def colour(number: int) -> str:
-    """Return the colour of the stage with this index."""
+    """Return the chart colour of the stage with this index."""
     return COLOURS[number % len(COLOURS)]
 
 

@@ -1,4 +1,4 @@
-"""Draw sweeps: lines for each stage over a setting, stacked areas, and a heat map over two settings."""
+"""Draw the costs of a sweep: lines per stage over a setting, stacked areas, and a heat map over two settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WHOLE: Final = "whole run"
 _WIDE: Final = 30
-"""Ratio of largest to smallest value above which a scale is logarithmic."""
+"""Ratio of largest to smallest value above which an axis is logarithmic."""
 _SIDE: Final = (4.4, 3.1)
 """Width and height of a panel, in inches."""
 
@@ -32,7 +32,7 @@ class Lines:
     at: Sequence[Any]
     """Valid values of the setting."""
     stages: Mapping[str, Sequence[int]]
-    """Stage -> the metric at these values; the whole run under :data:`WHOLE`."""
+    """The metric at these values by stage; :data:`WHOLE` stands for the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Heat:
     names: tuple[str, str]
     at: tuple[Sequence[Any], Sequence[Any]]
     values: Sequence[Sequence[int | None]]
-    """A row for each value of the first setting."""
+    """Values of the metric, one row for each value of the first setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +162,25 @@ POINTS: Final = 200
 HEAT: Final = 60
 """Maximum number of values on each side of a heat map."""
 LINES: Final = 4
-"""Maximum number of panels with lines."""
+"""Maximum number of line charts for one metric."""
 _STRIPS: Final = 6
 _MAKE_AGAIN: Final = "costproof sweep TARGET --over NAME=VALUES -o FILE.json"
 
 Group = tuple[int, ...]
-"""Indices of columns that vary together."""
+"""Indices of table columns whose values vary together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepTable:
-    """Rows of a sweep, all or some of them, as columns of settings and costs."""
+    """Some or all rows of a sweep, as a table of settings and costs."""
 
     name: str
     """Name of the target."""
     varied: tuple[str, ...]
     costs: tuple[str, ...]
-    """``flops`` of the whole run, ``prefill.flops`` of a stage."""
+    """Titles of the cost columns: ``flops`` of the whole run, ``prefill.flops`` of a stage."""
     rows: Sequence[Sequence[Any]]
-    """Values of the settings that vary, then costs."""
+    """Rows, each with the values of the varying settings, then the costs."""
 
 
 def of_json(data: object, where: str) -> SweepTable:
@@ -230,13 +230,13 @@ def _first_cost(columns: Sequence[str], where: str) -> int:
 
 
 def _cell(title: str) -> tuple[str, str]:
-    """Return (stage, metric) of a cost column's title."""
+    """Return (stage, metric) from the title of a cost column."""
     stage, _, metric = title.rpartition(".")
     return stage, metric
 
 
 def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
-    """Return the charts to draw, and a title that names the base point, which is the first row.
+    """Return the charts to draw, and a title that states the settings of the first row, the base point.
 
     A panel varies one name, or names in step, alone. With one that varies, areas are stacked, unless stages share what
     they have; with several, a heat map shows the whole run over the first two.
@@ -268,7 +268,7 @@ def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
 
 
 def _joint_columns(table: SweepTable) -> list[Group]:
-    """Return the groups of columns that vary; columns that vary together, one to one, form a group."""
+    """Return the varying columns in groups; columns whose values correspond one to one form a group."""
     found: list[Group] = []
     for i in range(len(table.varied)):
         for number, group in enumerate(found):
@@ -282,13 +282,13 @@ def _joint_columns(table: SweepTable) -> list[Group]:
 
 
 def _rows_like(rows: Sequence[Any], base: Any, free: tuple[Group, ...], groups: list[Group]) -> list[Any]:
-    """Return the rows that equal the base row in all groups except the ``free`` ones."""
+    """Return the rows that equal the base row in all column groups except the ``free`` ones."""
     fixed = [i for g in groups if g not in free for i in g]
     return [row for row in rows if all(row[i] == base[i] for i in fixed)]
 
 
 def _spread(rows: list[Any], group: Group, most: int) -> list[Any]:
-    """Return at most ``most`` rows, evenly spaced and with both ends; numbers are sorted."""
+    """Return at most ``most`` rows, evenly spaced and including both ends; numbers are sorted."""
     whole = all(type(_group_value(row, group)) is int for row in rows)
     ordered = sorted(rows, key=lambda row: _group_value(row, group)) if whole else rows
     last = len(ordered) - 1
@@ -296,14 +296,14 @@ def _spread(rows: list[Any], group: Group, most: int) -> list[Any]:
 
 
 def _rows_along(table: SweepTable, group: Group, rows: list[Any], metric: str) -> Lines:
-    """Return a metric along a group of columns, at these rows."""
+    """Return the chart lines of a metric at these rows, over the values of a column group."""
     at = {t: i + len(table.varied) for i, t in enumerate(table.costs) if _cell(t)[1] == metric}
     stages = {_cell(title)[0] or WHOLE: [row[i] for row in rows] for title, i in at.items()}
     return Lines(_group_name(table, group), [_group_value(row, group) for row in rows], stages)
 
 
 def _plane(table: SweepTable, base: Any, sides: tuple[Group, Group], groups: list[Group], metric: str) -> Heat | None:
-    """Return a metric of the whole run over two groups of columns; ``None`` if it is constant."""
+    """Return the heat map of the whole run's metric over two column groups; ``None`` if the metric is constant."""
     if metric not in table.costs:
         return None
     cost = len(table.varied) + table.costs.index(metric)
@@ -321,7 +321,7 @@ def _plane(table: SweepTable, base: Any, sides: tuple[Group, Group], groups: lis
 
 
 def _group_value(row: Sequence[Any], group: Group) -> Any:
-    """Return a row's value in a group of columns: an integer, or a text of all values."""
+    """Return a row's value in a column group: an integer, or the joined texts of all values."""
     found = [row[i] for i in group]
     return found[0] if len(found) == 1 and type(found[0]) is int else "/".join(map(_value_text, found))
 

@@ -1,4 +1,4 @@
-"""Export a forward to ONNX and count the graph, which is what an ONNX runtime executes, by our own rules.
+"""Export a forward to ONNX, and count the resulting graph, which an ONNX runtime executes, by our own rules.
 
 Every node has the path of its module. Products, convolutions and einsums are counted by the rules of those operators;
 attention is decomposed into products. The other operators listed here have no FLOPs by the conventions of this package;
@@ -26,7 +26,7 @@ from costproof.tracers.counters.protocol import Counted, Row, counted
 from costproof.tracers.counters.tools import Positional, inner_path
 
 OPSET: Final = 20
-"""The last opset without an attention operator."""
+"""The last ONNX opset without an attention operator."""
 _SCOPES: Final = "pkg.torch.onnx.name_scopes"
 _PRODUCTS: Final[Mapping[str, str]] = {
     "MatMul": "aten.matmul.default",
@@ -50,7 +50,7 @@ _NO_FLOPS: Final = frozenset(_OTHERS.split())
 
 
 def onnx(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Count the graph of ``torch.onnx.export``. Rows are (module, exported operator).
+    """Count the graph of ``torch.onnx.export``, in rows by (module, exported operator).
 
     Raises:
         Incomplete: an operator is unknown here, or a product has no shapes.
@@ -71,7 +71,7 @@ def onnx(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def _proto(model: Positional, args: tuple[Tensor, ...]) -> Any:
-    """Return the graph with shapes of all tensors. Parameters become inputs, since they have no values."""
+    """Return the ONNX graph with the shapes of all tensors; parameters become inputs, since they have no values."""
     import onnx as package
     import onnx_ir
 
@@ -138,7 +138,7 @@ def _turned(value: Value) -> Value:
 
 
 def _place(node: Any) -> tuple[str, str]:
-    """Return the innermost module of an ONNX node, and the torch operator from which it was exported."""
+    """Return the innermost module of an ONNX node, and the torch operator that it was exported from."""
     said = next((p.value for p in node.metadata_props if p.key == _SCOPES), "")
     scopes = ast.literal_eval(said) if said else []
     if len(scopes) < 2:

@@ -1,4 +1,4 @@
-"""Define the protocol of adapters to counters and of their results, and register counters by name."""
+"""Define the protocol of adapters to third-party counters and of their results, and register counters by name."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number of a counter for a module and operator, in the counter's unit and names."""
+    """One number of a counter for a module and an operator, with the counter's unit and names."""
 
     module: str
-    """Path inside the model that the tool received; :data:`UNATTRIBUTED` if the tool does not report it."""
+    """Path inside the model that the tool received; :data:`UNATTRIBUTED` if the tool reports no module."""
     kind: str
-    """The operator as the tool names it; empty for a whole module.
+    """Operator as the tool names it; empty for a whole module.
 
     ``a>b`` is ``b`` as part of ``a``, if the tool counted both; ``>b`` is ``b`` that the tool counted before, under
     another parent.
@@ -37,7 +37,7 @@ class Counted:
     """All numbers of a counter for one forward."""
 
     total: int
-    """The tool's own result."""
+    """The tool's own total."""
     rows: tuple[Row, ...]
     """Rows that sum to ``total``."""
     notes: tuple[str, ...] = ()
@@ -49,11 +49,11 @@ class Counter:
 
     info: CounterInfo
     count: Callable[[Positional, tuple[Tensor, ...]], Counted]
-    """Runs the tool on one forward, ``model(*args)``; an exception is reported as the result of the tool."""
+    """Function that runs the tool on one forward, ``model(*args)``; its exceptions are reported as results."""
 
 
 def counted(total: int, rows: Iterable[Row], notes: tuple[str, ...] = ()) -> Counted:
-    """Return the sum of rows by module and operator; what the rows lack of ``total`` becomes an unattributed row."""
+    """Sum rows by module and operator; the part of ``total`` that the rows lack becomes an unattributed row."""
     sums: Tally[tuple[str, str]] = Tally()
     for row in rows:
         sums[row.module, row.kind] += row.value
@@ -62,7 +62,7 @@ def counted(total: int, rows: Iterable[Row], notes: tuple[str, ...] = ()) -> Cou
 
 
 ON_REQUEST: Final = frozenset({"onnx"})
-"""Counters that run only if named: they count the graph in another form, which no tool does."""
+"""Names of counters that run only on request, since they count another form of the graph than the tools."""
 
 
 def _ours(function: str, info: CounterInfo) -> Plugin[Counter]:
@@ -102,9 +102,9 @@ COUNTERS: Final[Registry[Counter]] = Registry(
     instance=Counter,
     command="costproof doctor",
 )
-"""Registry of counters; ``what`` of a built-in counter is the distribution with the tool."""
+"""Registry of counters; ``what`` of a built-in counter is the name of the tool's distribution."""
 
 
 def not_installed() -> dict[str, str]:
-    """Return our counters whose package is not installed -> the distribution to install. Imports nothing."""
+    """Return the distribution to install for each built-in counter whose package is missing; imports nothing."""
     return {p.name: p.what for p in COUNTERS.ours if installed(p.what) is None}

@@ -1,4 +1,4 @@
-"""Run counters in parallel, each in a process of its own with limits of time and memory."""
+"""Run third-party counters in parallel, each in a separate process with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from costproof.tracers.sources import preload_modules
 GIB: Final = 2**30
 
 TRUTH: Final = "truth"
-"""Name of the process that makes our own count."""
+"""Name of the process that computes our own count."""
 
 _FIRST: Final = (TRUTH, "torchlens", "torch.profiler", "fvcore", "FlopCounterMode")
-"""Our own count and the slowest tools, so that no core waits for one of them at the end."""
+"""Names of our own count and the slowest tools, which start first so that no core waits for one of them at the end."""
 
 CounterAnswer = tuple[CounterCall, CounterUsage]
 CutKey = tuple[str, str, str]
-"""Identifies a counted graph: stage, invocation, and the export of a stage that is exported in parts."""
+"""Identity of a counted graph: stage, invocation, and the export if a stage is exported in parts."""
 
 
 def side_by_side(memory_bytes: int) -> int:
-    """Return the number of parallel processes: one for each usable core, limited by memory."""
+    """Return the number of parallel counter processes: one for each usable core, limited by memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (memory_bytes or GIB)
     return max(1, min(cores, room))
@@ -53,7 +53,7 @@ def run_counters(
     stages: tuple[str, ...] = (),
     progress: Progress = silent,
 ) -> tuple[CounterRecord, dict[str, CounterUsage]]:
-    """Run our own count and each tool; return numbers by call and the time and memory of each tool, in order of names.
+    """Run our own count and each counter; return numbers by call, and time and memory by counter, in order of names.
 
     A tool that crashes, hangs or cannot be loaded is a run with errors, and so is our own count. A tool that is not
     installed is a run without calls. Parts of a stage without products (look-ups, scattering) are left out.
@@ -89,7 +89,7 @@ def run_counters(
 def expected_cuts(
     target: Exportable, workload: Workload, stages: tuple[str, ...], calls: Mapping[str, Mapping[CutKey, CounterCall]]
 ) -> list[CutKey]:
-    """Return the calls to expect from a complete count: those that any counter has, and all other invocations."""
+    """Return the calls that a complete count should have: those that any counter has, and all other invocations."""
     from costproof.tracers.static import stages_not_exported
 
     found = dict.fromkeys((*calls[TRUTH], *(p for its in calls.values() for p in its)))
@@ -104,12 +104,12 @@ def expected_cuts(
 def _with_missing(
     answered: Mapping[CutKey, CounterCall], due: Iterable[CutKey], problem: str
 ) -> dict[CutKey, CounterCall]:
-    """Return a result for every requested call; a call without one gets the error that ended the process."""
+    """Add the error that ended the process to every requested call without a result."""
     return {p: answered.get(p) or CounterCall(p[0], p[1], error=problem or "it gave no answer", cut=p[2]) for p in due}
 
 
 def _info(name: str) -> CounterInfo:
-    """Return a counter's description, empty if it cannot be loaded; its calls then report the error."""
+    """Return a counter's description, or a placeholder if the counter cannot be loaded; its calls report the error."""
     try:
         return COUNTERS.load(name).info
     except Exception:
@@ -118,19 +118,19 @@ def _info(name: str) -> CounterInfo:
 
 @dataclass(frozen=True, slots=True)
 class CounterTask:
-    """A task for a worker process: run one counter on one target."""
+    """Task of a worker process: run one counter on one target."""
 
     target: Exportable
     workload: Workload
     counter: str
-    """A name in :data:`COUNTERS`, or :data:`TRUTH`."""
+    """Name of the counter in :data:`COUNTERS`, or :data:`TRUTH`."""
     stages: tuple[str, ...] = ()
-    """Stages to count; empty for all."""
+    """Stages to count; empty: all."""
     memory_bytes: int = 0
-    """Memory limit of the process, for messages."""
+    """Memory limit of the process in bytes, for error messages."""
 
     def __call__(self, say: Callable[[CounterAnswer], None]) -> None:
-        """Run the counter on every call; send each result at once, an error as the result of a call that fails."""
+        """Run the counter on every call, and send each result, or the error of a failed call, at once."""
         warnings.filterwarnings("ignore")
         model = self.target.build(self.workload)
         config = self.target.info().symbols

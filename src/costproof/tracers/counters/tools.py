@@ -1,4 +1,4 @@
-"""Run third-party counters and read their own figures by module or operator."""
+"""Run third-party counters, and read their figures by module or operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from costproof.tracers.timing import parents
 
 
 def flop_counter_mode(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Count with torch's own ``FlopCounterMode``: operators as dispatched. Rows are (module, operator)."""
+    """Count with torch's ``FlopCounterMode``, in rows by (module, operator as dispatched)."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.no_grad(), FlopCounterMode(display=False) as mode:
@@ -33,7 +33,7 @@ def flop_counter_mode(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Count with fvcore: a jit trace, one multiply-accumulate per "flop". Rows are (module, operator)."""
+    """Count the jit trace of a forward with fvcore, in MACs, in rows by (module, operator)."""
     from fvcore.nn import FlopCountAnalysis
 
     # The tool and its tracer warn once per operator, which the rows report as well.
@@ -55,7 +55,7 @@ def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def torchlens(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Count with TorchLens: one traced forward, structure only. Rows are (module, function).
+    """Count one traced forward with TorchLens, by structure only, in rows by (module, function).
 
     An operator for which it has no figure has no row.
     """
@@ -84,7 +84,7 @@ def torchlens(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def torch_profiler(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Count with ``torch.profiler(with_flops=True)``. Rows are operators, without modules.
+    """Count with ``torch.profiler(with_flops=True)``, in rows by operator without modules.
 
     An event with FLOPs inside another one is the same work again.
     """
@@ -99,7 +99,7 @@ def torch_profiler(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def thop(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Count with thop as maintained by ultralytics: hooks on modules, a mode for functional products, MACs.
+    """Count MACs with thop as maintained by ultralytics: hooks on modules, a mode for functional products.
 
     Rows are modules; functional products are only in the total.
     """
@@ -116,7 +116,7 @@ def thop(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def torchinfo(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Count torchinfo's "mult-adds": sizes of weights times the first dimension of outputs. Rows are modules."""
+    """Count torchinfo's "mult-adds", in rows by module: weight elements times the first dimension of outputs."""
     import torchinfo
 
     summary = torchinfo.summary(model, input_data=list(args), verbose=0, depth=99, device=args[0].device)
@@ -131,12 +131,12 @@ def torchinfo(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def own_rows(figures: Mapping[str, Mapping[str, int]]) -> Iterator[Row]:
-    """Yield the figures of each module without those of its submodules.
+    """Yield the figures of each module minus those of its submodules.
 
     A submodule belongs to its nearest ancestor with figures: lists of modules are never called and have none.
 
     Args:
-        figures: path of a module -> operator -> a figure that includes the submodules.
+        figures: figures that include the submodules, by path of a module and operator.
     """
     below: dict[str, list[str]] = {path: [] for path in figures}
     for path in figures:
@@ -158,7 +158,7 @@ BESIDE = "beside the products"
 
 
 def deepspeed(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Count with DeepSpeed's profiler. Rows are (module, function); FLOPs include elementwise work."""
+    """Count with DeepSpeed's profiler, in rows by (module, function); FLOPs include elementwise work."""
     from deepspeed.profiling.flops_profiler import profiler
 
     with read_figures(model, profiler.module_flop_count, profiler.module_mac_count) as rows:
@@ -202,7 +202,7 @@ def read_figures(model: Positional, flops: FigureStack, macs: FigureStack) -> It
 
 
 def _rows(path: str, flops: Sequence[ToolFigure], macs: Sequence[ToolFigure]) -> Iterator[Row]:
-    """Yield the rows of matrix products and of other figures, such as a bias.
+    """Yield rows for matrix products and for other figures, such as a bias.
 
     Mark a product counted inside another one.
 
@@ -283,7 +283,7 @@ def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 @contextmanager
 def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
-    """Call ``record`` with (function name, count) whenever ptflops counts a function, while the block runs."""
+    """Call ``record`` with (function name, count) whenever ptflops counts a function while the block runs."""
     from ptflops import pytorch_engine as engine
 
     def told(name: str, rule: Callable[..., int]) -> Callable[..., int]:
@@ -302,7 +302,7 @@ def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
 
 
 def _module_rows(path: str, module: nn.Module, value: int) -> Iterator[Row]:
-    """Yield a module's figure as rows: its products, and the additions of a bias."""
+    """Yield rows for a module's figure: matrix products, and the additions of a bias."""
     if not value:
         return
     if not isinstance(module, PRODUCTS):
@@ -316,20 +316,20 @@ def _module_rows(path: str, module: nn.Module, value: int) -> Iterator[Row]:
 
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layers that consist of one product and a bias."""
+"""Layers that consist of one matrix product and a bias."""
 
 
 class Positional(nn.Module):
-    """Module that takes only positional tensors, around one that takes keyword arguments and lists."""
+    """Wrapper that takes only positional tensors, around a module with keyword arguments and lists."""
 
     def __init__(self, inner: nn.Module, shape: Sequence[tuple[str, int | None]]) -> None:
-        """``shape``: names of the arguments, each with the length of its list, or ``None`` for a tensor."""
+        """Take the argument names: each with the length of its list in ``shape``, or ``None`` for a tensor."""
         super().__init__()
         self.inner = inner
         self.shape = tuple(shape)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """Call the inner module with these tensors, by name and in lists."""
+        """Call the inner module with these tensors as named arguments and lists."""
         given, kwargs = iter(tensors), {}
         for name, length in self.shape:
             kwargs[name] = next(given) if length is None else [next(given) for _ in range(length)]
@@ -346,18 +346,18 @@ def positional(module: nn.Module, args: Mapping[str, Any]) -> tuple[Positional, 
 
 
 def inner_path(path: str) -> str:
-    """Return the path inside the model of one inside :class:`Positional`: ``Positional.inner.part.x`` -> ``part.x``."""
+    """Return the path inside the model of one inside :class:`Positional`: ``part.x`` of ``Positional.inner.part.x``."""
     parts = path.split(".")
     return ".".join(parts[parts.index("inner") + 1 :]) if "inner" in parts else ""
 
 
 def paths_of(model: Positional) -> dict[int, str]:
-    """Return module id -> path inside the model."""
+    """Return the path inside the model of each module, by module id."""
     return {id(module): inner_path(name) for name, module in model.named_modules()}
 
 
 def below_every_parent(model: Positional, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the rows, and repeat those of a shared module under each further path that it has.
+    """Yield the rows, and repeat those of a shared module under each of its other paths.
 
     A tool with one figure per module that sums children under parents counts it that often.
     """
@@ -377,14 +377,14 @@ def _places(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def bias_part(module: nn.Module, value: int) -> int:
-    """Return how much of a layer's figure is its bias, for tools that count biases like weights."""
+    """Return how much of a layer's figure the bias is, for tools that count biases like weights."""
     if not isinstance(module, PRODUCTS) or module.bias is None:
         return 0
     return value * module.bias.numel() // (module.weight.numel() + module.bias.numel())
 
 
 def renamed(path: str, prefix: Mapping[str, str]) -> str:
-    """Return a path inside an exported part as a path from the root of the model; scaffolding becomes the root."""
+    """Return a path from the root of the model for a path inside an exported part; wrapper code becomes the root."""
     outer = path_renamer(prefix)(path)
     if outer is None:
         return path if "" in prefix or path.startswith("[") else ""

@@ -40,23 +40,23 @@ from costproof.tracers.paths import dtype_name, plain_value, split_arguments
 
 @dataclass(frozen=True, slots=True)
 class SizeCheck:
-    """Comparison of the derived formula with an independent count at some sizes."""
+    """Comparison of the derived formula with an independent count at certain sizes."""
 
     sizes: dict[str, int]
     derived: int
     counted: int
     differing: tuple[str, ...]
-    """Modules whose own work differs, at most five."""
+    """Modules whose own work differs between formula and count, at most five."""
 
     @property
     def equal(self) -> bool:
-        """Return whether both counts agree, in total and module by module."""
+        """Return whether formula and count agree, in total and module by module."""
         return self.derived == self.counted and not self.differing
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """Derived cost nodes, the comparisons with independent counts, and the conditions under which they hold."""
+    """Derived cost nodes, their comparisons with independent counts, and the conditions under which they hold."""
 
     nodes: tuple[CostNode, ...]
     points: tuple[SizeCheck, ...]
@@ -64,7 +64,7 @@ class Derived:
 
 
 def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
-    """Derive the costs of a subject from its export; compare them with independent counts at random and extreme sizes.
+    """Derive formulas of a subject's costs from its export; check them by counts at random and extreme sizes.
 
     Raises:
         Incomplete: it cannot be exported with these symbols, an operator has no rule, its conditions are unknown, or a
@@ -95,7 +95,7 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
 def _above_one(
     subject: Subject, nodes: tuple[CostNode, ...], usual: Mapping[str, int], holds: tuple[Condition, ...]
 ) -> Iterator[Condition]:
-    """Yield a condition for each symbol that the exporter assumes to exceed 1 (or one step) without a guard."""
+    """Yield a condition for each symbol at whose least size the formulas are wrong, as exports assume sizes above 1."""
     for name in usual:
         least = subject.steps.get(name, 1)
         sizes = {**usual, name: least}
@@ -172,7 +172,7 @@ class _DispatchedCosts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return headline FLOPs by module path in ``model``, and operators without a rule, of one forward."""
+    """Count one forward at the dispatcher; return headline FLOPs by module path, and operators without a rule."""
     try:
         return _count_forward(model, args)
     except RuntimeError as error:
@@ -204,12 +204,12 @@ def _values(argument: Any) -> list[Value]:
 
 
 MOST: Final = 1_000_000
-"""Most elements of a tensor whose values are followed."""
+"""Maximum number of elements of a tensor whose values are computed."""
 _CERTAIN: Final = ("arange", "ones", "zeros", "full", "scalar_tensor", "tril_indices", "eye")
 
 
 class KnownValues:
-    """Dispatcher mode that also computes the values of meta tensors that depend only on shapes, such as masks.
+    """Dispatch mode that also computes the values of meta tensors that depend only on shapes, such as masks.
 
     Models look at such values (is this mask all ones?), which meta lacks. Integer and boolean tensors from ``arange``,
     ``ones`` and the like are therefore also made on the CPU, and so is what is computed from them. Whatever depends on
@@ -220,7 +220,7 @@ class KnownValues:
         self.values = WeakTensorKeyDictionary()
 
     def scalar(self, func: Any, args: Any) -> torch.Tensor | None:
-        """Return the known value of a tensor that the model converts to a Python number.
+        """Return the known value of a tensor that the model converts to a Python number; ``None`` if unknown.
 
         ``None`` if it is not known.
         """
@@ -228,7 +228,7 @@ class KnownValues:
         return self.values[args[0]] if asked and args[0] in self.values else None
 
     def follow(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """Repeat an operator on known values, if all of its inputs are known, and remember its result's values."""
+        """Compute the result of an operator on known values, if the values of all its inputs are known."""
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not all(t in self.values for t in inputs):
             if func._schema.is_mutable:

@@ -1,4 +1,4 @@
-"""Choose the export that formulas are derived from, name its constants, draw sizes, find conditions on its validity."""
+"""Choose the export from which formulas are derived, name its constants, draw sizes, and find where it is valid."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 POINTS: Final = 5
 """Default number of random sizes at which a derived form is checked."""
 _SETTINGS: Final = {"B": "batch", "S": "text_tokens", "P": "text_tokens"}
-"""Symbol -> setting of a workload that it is, if the prompt is text only."""
+"""Workload setting that each symbol stands for, if the prompt is text only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,23 @@ class Subject:
     stage: str
     job: ExportJob
     config: Mapping[str, int]
-    """Name -> number of the configuration, to name constants of the graph that equal it."""
+    """Configuration numbers by name, which give names to equal constants of the graph."""
     fixed: Mapping[str, int] = field(default_factory=dict)
-    """Symbols of the workload that are numbers in the graph."""
+    """Symbols of the workload that have fixed values in the graph."""
     steps: Mapping[str, int] = field(default_factory=dict)
-    """Symbols that must be multiples of a number."""
+    """Number that a symbol must be a multiple of, by symbol."""
     at: Callable[[Mapping[str, int]], ExportJob | None] = lambda sizes: None
-    """Returns the target's own export job with these sizes as constants; ``None`` if no workload has these symbols.
+    """Function from sizes to the target's own export job at these sizes; ``None`` if a size is not a workload setting.
 
         Raises:
             Problems: the target has no such run.
 
     """
     counted: str = ""
-    """The conditions of the count: dtype, attention, truncation, unused keys, formats that are not counted."""
+    """Conditions of the count as text: dtype, attention, truncation, unused keys, formats that are not counted."""
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether the target accepts a run of these sizes; true if it does not check them."""
+        """Return whether the target accepts a run at these sizes; true if the target does not check sizes."""
         try:
             self.at(sizes)
         except (BadInput, Problems):
@@ -115,7 +115,7 @@ def _at(
 
 
 def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]:
-    """Return the configuration sizes in the stage's formulas by name; other sizes would match constants by chance."""
+    """Return the configuration sizes in the stage's formulas, by name; other sizes would match constants by chance."""
     known = target.info().symbols
     if not isinstance(target, WithFormulas):
         return known
@@ -125,7 +125,7 @@ def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]
 
 
 def of_tokens(job: ExportJob) -> bool:
-    """Return whether an export's inputs are token sequences, so that its constants are products of configuration sizes.
+    """Return whether an export's inputs are token sequences; then its constants are products of configuration sizes.
 
     An image or a spectrum has a fixed number of positions, which is a factor of all constants and matches names by
     chance.
@@ -139,24 +139,24 @@ def of_tokens(job: ExportJob) -> bool:
 
 SizeRange = tuple[int, int]
 _TRIES: Final = 300
-"""Samples of each kind."""
+"""Number of samples of each kind."""
 _ROWS: Final = ("B", "n")
 """Symbols that often have small values."""
 FARTHEST: Final = 5_000
-"""Largest bound of a range at which a run is counted, since a longer one could take minutes."""
+"""Largest size at which a run is counted, since a longer run could take minutes."""
 _FARTHEST_STEPS: Final = 32
-"""As :data:`FARTHEST` for the side of an image, in steps of the side; the number of positions is its square."""
+"""Largest side of an image at which a run is counted, in steps of the side; positions grow with its square."""
 
 
 def example_sizes(job: ExportJob) -> dict[str, int]:
-    """Return the sizes at which the export was made."""
+    """Return the example sizes that the export was made with."""
     args: Any = job.args
     plain = (s for s in job.sizes if s.symbol.isidentifier())  # not an expression
     return {s.symbol: int(reduce(getitem, s.argument, args).shape[s.dim]) for s in plain}
 
 
 class SizeSampler:
-    """Draws sizes at which a subject's graph is valid and its target can run."""
+    """Random generator of sizes at which a subject's graph is valid and its target can run."""
 
     def __init__(self, subject: Subject, exported: Exported, seed: int) -> None:
         self.subject, self.exported = subject, exported
@@ -166,7 +166,7 @@ class SizeSampler:
         self.examples = example_sizes(exported.job)
 
     def point(self, *, far: bool = False) -> dict[str, int]:
-        """Return typical or large sizes, or sizes near those of the export if it holds at none of these.
+        """Return typical or large sizes, or sizes near those of the export if the graph is valid at none of these.
 
         Raises:
             Incomplete: no sizes were found at which it holds.
@@ -215,7 +215,7 @@ class SizeSampler:
         return (2, 5) if name in _ROWS else (8, 64)
 
     def _far(self, name: str) -> SizeRange:
-        """Return the range from which large sizes of a symbol are drawn; runs at these sizes must stay affordable."""
+        """Return the range of large sizes of a symbol, limited to runs that are affordable."""
         if name in self.subject.steps:
             return 17, 24
         return (9, 17) if name in _ROWS else (500, 1_000)
@@ -228,12 +228,12 @@ class SizeSampler:
 _SIZES: Final = (*range(2, 40), 63, 64, 65, 100, 127, 128, 1_000, 4_097, 131_072, 1_000_003)
 _FEW: Final = (2, 3, 4, 5, 7, 13, 37, 64, 4_097)
 _LONG: Final = 80
-"""Length of a guard in characters beyond which its numbers are coefficients and not bounds."""
+"""Length of a guard's text above which its numbers are coefficients rather than bounds."""
 SizePoint = dict[str, int]
 
 
 def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Condition, ...]:
-    """Return the conditions on sizes that fail at some of the tried sizes; they delimit where the graph is valid.
+    """Return the conditions on sizes that fail at some of the tried sizes, which limit where the graph is valid.
 
     Conditions on one expression are merged in integers. Those that exclude no more sizes than simpler ones are left
     out. That a symbol is at least 2 is not among them.
@@ -258,13 +258,13 @@ def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Condition
 
 
 def _without_rounding(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Expr:
-    """Remove ``floor`` and ``ceiling`` from a condition, exact where symbols are multiples of their steps."""
+    """Remove ``floor`` and ``ceiling`` from a condition; exact for symbols that are multiples of their steps."""
     times = {sym(name): step * sym(name) for name, step in steps.items()}
     return plain_sympy(margin.xreplace(times)).xreplace({sym(name): sym(name) / step for name, step in steps.items()})
 
 
 def _points_to_try(condition: GuardCondition, exported: Exported, steps: Mapping[str, int]) -> Iterator[SizePoint]:
-    """Yield sizes at which a condition may fail: typical sizes, and those near the numbers that it contains."""
+    """Yield sizes at which a condition may fail: typical sizes, and sizes near the numbers in the condition."""
     names, sizes = sorted(condition.names), set(_SIZES if len(condition.names) == 1 else _FEW)
     numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", condition.text)}
     if len(condition.text) <= _LONG:

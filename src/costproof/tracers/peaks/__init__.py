@@ -1,1 +1,1 @@
-"""Peaks of live activations, of exported programs and of modules that run on fake tensors."""
+"""Compute peaks of live activation memory, for exported programs and for eager modules on fake tensors."""

@@ -1,4 +1,4 @@
-"""Compute the activation peaks of every call of a target's stages, both of the graph and of the eager module."""
+"""Compute the activation memory peaks of every call of a target's stages, for the graph and for the eager module."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ T = TypeVar("T")
 def call_peaks(
     target: Exportable, workload: Workload, progress: Progress = silent, *, eager: bool = True, forms: bool = True
 ) -> tuple[CallPeaks, ...]:
-    """Return the peaks of every exported part of a target in each of its calls; for decode those of the last step.
+    """Return the memory peaks of every exported part of a target in each call; for decode those of the last step.
 
     A peak that cannot be computed is ``None``, with a note. Symbolic graph peaks need a second export of a part. In a
-    run on a GPU only tensors on it count.
+    run on a GPU only tensors on the GPU count.
 
     Args:
         eager: also compute the peak of the module as written.
@@ -109,9 +109,9 @@ def _last_step(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
 
 
 def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
-    """Return the graph peak of each stage's largest call, where each input is released after its last reader.
+    """Return each stage's largest graph peak if each input is released after its last reader.
 
-    Of a model whose layers repeat, it follows from truncated models, if :func:`_from_periods` shows so.
+    For a model whose layers repeat, the peaks follow from truncated models, if :func:`_from_periods` shows so.
 
     Raises:
         Incomplete: a peak is unknown.
@@ -142,11 +142,10 @@ def _released(job: ExportJob) -> list[MemoryStep]:
 
 
 def _from_periods(target: Exportable, workload: Workload, whole: Sequence[ExportJob]) -> list[list[MemoryStep]] | None:
-    """Return what the graph of each call allocates and releases, from those of three truncated models.
+    """Extrapolate the allocations and releases of each call's graph from three truncated models.
 
-    ``None`` unless each has what the one before has, with the same steps repeated once more for one more period, in
-    its graphs and in runs of its modules, and unless these give exactly what a run of the whole module allocates and
-    releases.
+    ``None`` unless each truncated model repeats the same steps once more than the one before, in its graphs and in runs
+    of its modules, and unless the runs give exactly the steps of a run of the whole module.
 
     Args:
         whole: the jobs of all calls, at their sizes.
@@ -177,10 +176,10 @@ def _run_steps(job: ExportJob) -> list[MemoryStep]:
 
 
 def released_forms(target: Exportable, workload: Workload) -> tuple[CallPeaks, ...]:
-    """Return every call with its graph peak as a formula, where each input is released after its last reader.
+    """Return every call with its graph peak as a formula, if each input is released after its last reader.
 
-    Of a model whose layers repeat, it is that of graphs in which the steps of truncated models repeat. No run of the
-    whole module confirms them: they only propose where to look.
+    For a model whose layers repeat, the peak is that of graphs in which the steps of truncated models repeat. No run of
+    the whole module confirms these graphs: they only propose sizes to examine.
 
     Raises:
         Incomplete: a peak is not known as a formula.
@@ -203,7 +202,7 @@ def released_forms(target: Exportable, workload: Workload) -> tuple[CallPeaks, .
 
 
 def _forms_of_periods(cut: Sequence[Exportable], more: int, workload: Workload) -> Iterator[CallPeaks]:
-    """Yield the calls of a model with ``more`` periods than the last truncated one, with their peaks as formulas.
+    """Yield the calls of a model with ``more`` periods than the deepest truncated one, with graph peaks as formulas.
 
     Raises:
         Incomplete: an export has no such peak.
@@ -229,7 +228,7 @@ def _forms_of_periods(cut: Sequence[Exportable], more: int, workload: Workload) 
 
 
 class SymbolicPeak(NamedTuple):
-    """A symbolic peak, the part of it that inputs take, and the conditions on sizes; or why there is none."""
+    """A symbolic memory peak, the part of it that inputs take, and conditions on sizes; or a reason for its absence."""
 
     peak: str = ""
     given: str = ""
@@ -238,7 +237,7 @@ class SymbolicPeak(NamedTuple):
 
 
 def symbolic_peak(job: ExportJob, *, host_apart: bool = False, inputs_held: bool = True) -> SymbolicPeak:
-    """Return the graph peak of a job's last decode step, or its only run, as a formula."""
+    """Return the graph peak of a job's only run, or of its last decode step, as a formula."""
     try:
         with HostTensors() if host_apart else nullcontext():
             found = exported_memory(on_fake_cpu(job, host_apart=host_apart))
@@ -253,7 +252,7 @@ def symbolic_peak(job: ExportJob, *, host_apart: bool = False, inputs_held: bool
 
 
 def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str, int]) -> CallPeaks:
-    """Return the peaks of a call with the symbolic peak added, if that equals the graph peak at the call's sizes."""
+    """Add a symbolic peak to the peaks of a call, if it equals the graph peak at the call's sizes."""
     try:
         there = evaluate(form.peak or "0", values)
     except BadInput as error:
@@ -267,11 +266,11 @@ def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str,
 
 
 def peaks_of(job: ExportJob, invocation: str = "", *, eager: bool = True, host_apart: bool = False) -> CallPeaks:
-    """Return the graph and eager peaks of a job at constant sizes, with the parts of their difference.
+    """Return the graph and eager memory peaks of a job at constant sizes, with the parts of their difference.
 
     Args:
         eager: also compute the peak of the module as written.
-        host_apart: leave out tensors on the host of a GPU: those that the code creates without the device of the model.
+        host_apart: leave out tensors on the host of a GPU, which code creates without naming the model's device.
     """
     found = _peaks(job, invocation, eager, host_apart)
     if not host_apart or job.conventions or (found.graph is not None and (found.eager is not None or not eager)):
@@ -296,7 +295,7 @@ def _peaks(job: ExportJob, invocation: str, eager: bool, host_apart: bool) -> Ca
 
 
 def graph_timeline(job: ExportJob, notes: dict[str, None], *, host_apart: bool = False) -> Timeline:
-    """Return the memory that the graph of a job holds over time; assumptions are added to the notes.
+    """Return the memory of a job's graph over time; add the assumptions to ``notes``.
 
     Raises:
         Incomplete: as :func:`~costproof.tracers.peaks.program.exported_memory`.
@@ -308,7 +307,7 @@ def graph_timeline(job: ExportJob, notes: dict[str, None], *, host_apart: bool =
 
 
 def eager_timeline(job: ExportJob, notes: dict[str, None], *, host_apart: bool = False) -> Timeline:
-    """Return the memory that the eager module of a job holds over time; assumptions are added to the notes.
+    """Return the memory of a job's eager module over time; add the assumptions to ``notes``.
 
     Raises:
         Incomplete: as :func:`eager_run`.
@@ -327,7 +326,7 @@ def _peak_or_note(make: Callable[[], T], which: str, notes: dict[str, None]) -> 
 
 
 _DEEPEST: Final = 4
-"""Depth to which lists, dictionaries and objects in variables are searched."""
+"""Depth to which lists, dictionaries and objects in variables are searched for tensors."""
 _ONE_OPERATOR: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 _AS_MODULES: Final = (
     "torch.nn's layers of attention are run as the modules that they are made of, not as the one operator that may "
@@ -338,16 +337,16 @@ _OURS: Final = str(Path(__file__).parents[2])
 _OF_ANY_MODULE: Final = frozenset(vars(torch.nn.Module()))
 
 Holders = Mapping[int, tuple[str, ...]]
-"""Number of a storage -> names of the variables that refer to it, outermost first."""
+"""Names of the variables that refer to a storage, outermost first, by number of the storage."""
 
 
 def eager_run(
     job: FakeCpuJob, watch: Callable[[Storages, int], None] | None = None
 ) -> tuple[Timeline, tuple[str, ...]]:
-    """Run a module eagerly on fake CPU tensors; return the memory that it holds over time, and assumptions as notes.
+    """Run a module eagerly on fake CPU tensors; return its memory over time, and the assumptions as notes.
 
     Args:
-        watch: called after each event that allocates something, while the module runs.
+        watch: function that is called after each allocation, while the module runs.
 
     Raises:
         Incomplete: the module needs values, or the memory of a result is unknown.
@@ -387,7 +386,7 @@ def eager_run(
 
 
 def holders_at(job: FakeCpuJob, expected: Timeline, event: int, wanted: Collection[int]) -> Holders:
-    """Run a module again; return storage -> variables that refer to it after an event, empty if the run differs."""
+    """Run a module again; return the variables that refer to each storage after an event, empty if the run differs."""
     found: dict[int, tuple[str, ...]] = {}
 
     def watch(seen: Storages, at: int) -> None:
@@ -400,9 +399,9 @@ def holders_at(job: FakeCpuJob, expected: Timeline, event: int, wanted: Collecti
 
 
 def _holders(seen: Storages, wanted: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """Return storage -> names of variables of active functions, outermost first, that refer to it.
+    """Return the names of active functions' variables that refer to each storage, outermost first.
 
-    Variables of torch's functions are returned only if there are no others, and ours never.
+    Variables of torch's functions are returned only if there are no others, and those of costproof never.
     """
     ours: dict[int, list[str]] = {}
     torchs: dict[int, list[str]] = {}
@@ -422,7 +421,7 @@ def _holders(seen: Storages, wanted: Collection[int]) -> dict[int, tuple[str, ..
 
 
 def _named(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of variables; a module is replaced by its attributes other than weights and submodules."""
+    """Yield (name, value) of variables; for a module, yield its attributes other than weights and submodules."""
     for name, value in variables.items():
         if isinstance(value, torch.nn.Module):
             yield from ((f"{name}.{k}", v) for k, v in vars(value).items() if k not in _OF_ANY_MODULE)
@@ -437,7 +436,7 @@ def _function(frame: FrameType) -> str:
 
 
 def _inside(seen: Storages, value: Any, depth: int) -> set[int]:
-    """Return the numbers of the storages that a value refers to, directly or in containers."""
+    """Return the numbers of the storages that a value refers to, directly or through containers."""
     if isinstance(value, torch.Tensor):
         number = seen.number(value)
         return set() if number is None else {number}

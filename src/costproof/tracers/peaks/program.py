@@ -1,4 +1,4 @@
-"""Run an exported program operator by operator on fake CPU tensors to find the memory that each of them uses.
+"""Run an exported program operator by operator on fake CPU tensors to find the memory that each operator uses.
 
 Each operator shows in which storage it returns a result, and what it holds before it returns: ``softmax`` in another
 dtype is a cast and a softmax. When a tensor is freed is not measured here, but follows from its readers.
@@ -38,13 +38,13 @@ class ExportedMemory(NamedTuple):
     """Memory that an exported program allocates and frees, by operator."""
 
     program: MemoryProgram
-    """The exported program; its tensors have the example sizes where the job has symbolic ones."""
+    """The memory of the exported program; its tensors have the example sizes in place of symbolic ones."""
     sizes: tuple[Size, ...]
-    """Bytes of the program's tensors as expressions in the symbolic sizes."""
+    """Bytes of the program's tensors, as expressions in the symbolic sizes."""
     guards: tuple[str, ...]
     """The exporter's guards."""
     notes: tuple[str, ...]
-    """Assumptions of the export."""
+    """Assumptions of the export, as sentences."""
 
 
 def exported_memory(job: FakeCpuJob) -> ExportedMemory:
@@ -69,7 +69,7 @@ def exported_memory(job: FakeCpuJob) -> ExportedMemory:
 
 
 class _ProgramReader:
-    """Runs an exported program once on fake tensors, and records the memory of its operators."""
+    """Reader of an exported program, which runs it once on fake tensors and records the memory of its operators."""
 
     def __init__(self, job: FakeCpuJob, exported: torch.export.ExportedProgram) -> None:
         self.job, self.exported, self.name = job.job, exported, module_namer(job.job)
@@ -86,6 +86,9 @@ class _ProgramReader:
         given = len(self.seen.tensors)
         mode = torch._guards.detect_fake_mode(list(self.values.values()))
         assert mode is not None
+        if not self.job.sizes:
+            # An export of few layers does without this cache, which is slow on symbols and fast on concrete sizes.
+            mode.cache_enabled = torch._dynamo.config.fake_tensor_cache_enabled
         # A result is kept for its readers; memory that is freed before belongs to the operator.
         with torch.no_grad(), mode, self.seen:
             for node in graph.nodes:
@@ -137,7 +140,7 @@ class _ProgramReader:
 
 
 def _in_symbols(values: Any) -> bool:
-    """Return whether an argument is a symbolic size, or a tensor that has one."""
+    """Return whether an argument is a symbolic size, or a tensor with a symbolic size."""
     return any(
         isinstance(size, torch.SymInt)
         for value in tree_iter(values)
@@ -146,7 +149,7 @@ def _in_symbols(values: Any) -> bool:
 
 
 def _forget_constant(tensor: torch.Tensor) -> None:
-    """Remove the concrete value of a fake tensor if it is a fake tensor too.
+    """Remove the concrete value of a fake tensor, if that value is a fake tensor too.
 
     The exporter stores an attribute that is neither a parameter nor a buffer as such a value, and ``FakeTensorMode``
     runs operators on it as if it had memory, which ends the process.
@@ -157,27 +160,27 @@ def _forget_constant(tensor: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FakeCpuJob:
-    """An export job whose module and inputs are fake CPU tensors, with the mode that they belong to."""
+    """An export job whose module and inputs are fake CPU tensors, with the fake tensor mode that they belong to."""
 
     job: ExportJob
     mode: FakeTensorMode
     host_apart: bool = False
-    """Whether tensors on the host are distinguished from tensors on the device; then only the latter are counted."""
+    """Whether host and device tensors are distinguished; if so, only device tensors count."""
 
     def counted(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor's memory counts: with ``host_apart`` only that of tensors on the model's device."""
+        """Return whether a tensor's memory counts; with ``host_apart`` only memory on the model's device does."""
         return not self.host_apart or tensor.device.index is not None
 
 
 def on_fake_cpu(job: ExportJob, *, host_apart: bool = False) -> FakeCpuJob:
-    """Return the job with a copy of its module and its inputs as fake tensors on the CPU.
+    """Return the job with a copy of its module and with its inputs as fake tensors on the CPU.
 
     Operators take the branches of a CPU there, and nothing is computed or allocated. On meta some differ: fused
     attention becomes matrix products, which hold the scores.
 
     Args:
-        host_apart: put the model on ``cpu:0``, which is another device to fake tensors than ``cpu``, where code creates
-            tensors that it does not put on the device of the model. They can meet as on a GPU, or not at all.
+        host_apart: put the model on ``cpu:0``, which for fake tensors is another device than ``cpu``, where code
+            creates tensors unless it names the model's device. Tensors of both can meet as on a GPU, or not at all.
 
     Raises:
         Incomplete: the module cannot be copied, or has sparse tensors.
@@ -197,7 +200,7 @@ def on_fake_cpu(job: ExportJob, *, host_apart: bool = False) -> FakeCpuJob:
 
 
 class HostTensors(TorchFunctionMode):
-    """Gives results of ``torch.tensor``, ``as_tensor`` and ``Tensor.to`` the device index that the caller asked for.
+    """Function mode that gives results of ``torch.tensor``, ``as_tensor`` and ``Tensor.to`` the requested device index.
 
     ``FakeTensorMode`` evaluates such calls on real data and returns the device ``cpu`` without the index of ``cpu:0``;
     this mode replaces the result by an empty tensor on the requested device, whose values are not known.
@@ -218,20 +221,20 @@ _FROM_DATA: Final = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.
 
 
 def module_namer(job: ExportJob) -> Callable[[str], str | None]:
-    """Return a function from a path inside a job's module to the model's path; ``None`` for wrapper modules."""
+    """Return a function from paths inside a job's module to model paths, and to ``None`` for wrapper modules."""
     paths, rename = Paths(job.module), path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
     return lambda path: rename(paths.module(path))
 
 
 class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatcher mode that records each storage that a run allocates and frees.
+    """Dispatch mode that records each storage that a run allocates and frees.
 
     Views and in-place results are in known storages; others are allocated. A storage is freed when its last tensor is
     deleted, which Python reports at once. Temporary memory inside an operator is not seen.
 
     Args:
-        place: returns the active module.
-        watch: called with the number of each event that allocates something.
+        place: function that returns the active module.
+        watch: function that is called with the number of each event that allocates memory.
         counted: whether the memory of a tensor counts, such as that on one device.
     """
 
@@ -247,13 +250,13 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.place, self.watch, self.counted = place, watch, counted
         self.tensors: list[LiveTensor] = []
         self.sizes: list[Any] = []
-        """Bytes of each storage, symbolic if the run is."""
+        """Bytes of each storage, symbolic if the run has symbolic sizes."""
         self.events: list[MemoryEvent] = []
         self._known: dict[int, tuple[int, Any]] = {}
-        """``id`` of a live storage -> its number (-1 if not counted), and a weak reference that reports its end."""
+        """Number of a live storage, -1 if it does not count, and a weak reference that reports its end, by ``id``."""
 
     def timeline(self) -> Timeline:
-        """Return the allocations and frees so far."""
+        """Return the allocations and releases so far."""
         return Timeline(tuple(self.tensors), tuple(self.events))
 
     def apart(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -267,7 +270,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._see(name, "", tensor, "")
 
     def number(self, tensor: torch.Tensor) -> int | None:
-        """Return the number under which a tensor's storage is recorded, or ``None`` if it is not counted."""
+        """Return the number under which a tensor's storage is recorded; ``None`` if it is not counted."""
         found = self._known.get(id(_storage(tensor, "")), (-1, None))[0]
         return None if found < 0 else found
 
@@ -315,14 +318,14 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _IN_PLACE: Final = frozenset(
     getattr(torch.ops._c10d_functional, name).default for name in ("wait_tensor", "all_reduce", "isend")
 )
-"""Collectives whose result is in the memory of their argument, of which fake tensors make another one.
+"""Collectives whose result shares memory with their argument, although fake tensors make a new storage.
 
 A sum over ranks is a copy in graphs only, as it mutates nothing there; runs of transformers add up in place.
 """
 
 
 def _example(size: Any) -> int:
-    """Return a size, or the example value of a symbolic one, without adding guards."""
+    """Return a size, or the example value of a symbolic size, without adding guards."""
     return int(size if isinstance(size, int) else size.node.hint)
 
 

@@ -1,4 +1,4 @@
-"""The published checkpoint: its tensors, and the native parameters that each of them fills.
+"""Map the tensors of the published checkpoint to the native parameters that they fill.
 
 ``checkpoint_tensors.json`` lists names and shapes of all 2,710 tensors of deepseek-ai/DeepSeek-OCR in 67 patterns.
 Tensors have the same names in both implementations if both have a module of the same role. The others are renamed,
@@ -23,7 +23,7 @@ from costproof.models.families.deepseek_ocr.native import NATIVE_STAGES
 from costproof.weights.loading import Transform
 
 _MODULES: Final = {VENDOR_NAMES[r]: path for r, path in NATIVE_NAMES.items() if r in VENDOR_NAMES}
-"""Path of a vendor module -> path of the native module with the same role; ``{i}`` is the index of the layer."""
+"""Path of the native module with the same role, by path of the vendor's; ``{i}`` is the index of the layer."""
 _LAYER: Final = re.compile(r"\.(?:layers|blocks)\.(\d+)(?=\.)")
 _EXPERT: Final = r"model\.layers\.(\d+)\.mlp\.experts\.\d+\."
 _EXPERTS_TO: Final = r"model.language_model.layers.\1.mlp.experts."
@@ -46,7 +46,7 @@ RULES: Final[Mapping[str, tuple[Transform, tuple[str, ...]]]] = {
     _EXPERT + r"up_proj\.weight": ("stack-up", (_EXPERTS_TO + "gate_up_proj",)),
     _EXPERT + r"down_proj\.weight": ("stack", (_EXPERTS_TO + "down_proj",)),
 }
-"""Pattern of vendor tensors -> the transform, and the native tensors that they fill, where names differ."""
+"""Transform, and the native tensors that it fills, of vendor tensors whose names differ, by pattern of their names."""
 
 NEVER_RUN: Final = "loaded, never run"
 """Owner of checkpoint nodes whose parameters no code reads."""
@@ -54,7 +54,7 @@ NEVER_RUN: Final = "loaded, never run"
 
 @lru_cache(maxsize=1)
 def tensors() -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of every tensor of the checkpoint."""
+    """Return the shape of every tensor of the checkpoint by name."""
     raw = (
         files("costproof.models.families.deepseek_ocr").joinpath("checkpoint_tensors.json").read_text(encoding="utf-8")
     )
@@ -77,7 +77,7 @@ def _runs(text: str) -> tuple[str, ...]:
 
 
 def placed(name: str) -> tuple[tuple[str, ...], Transform] | None:
-    """Return the native parameters that one vendor tensor fills, and the transformation; ``None`` if unknown."""
+    """Return the native parameters that one vendor tensor fills, and the transform; ``None`` if unknown."""
     # Native names with one tensor per expert are the vendor's names behind a longer prefix.
     name = name.replace("model.language_model.", "model.", 1)
     for pattern, (transform, targets) in RULES.items():

@@ -1,4 +1,4 @@
-"""The configuration of DeepSeek-OCR, by default the published one, its two kinds of files, and its workloads.
+"""Define the configuration of DeepSeek-OCR, by default the published one, its two file formats, and its workloads.
 
 The vendor's ``config.json`` (``model_type`` deepseek_vl_v2) nests the towers under ``vision_config.width`` and repeats
 the keys of the decoder at top level next to ``language_config``; ``DeepseekOCRConfig`` reads the top level, so both
@@ -50,13 +50,13 @@ CLIP_KEYS: Final = {
     "image": "image_size",
     "patch": "patch_size",
 }
-"""Fields of CLIP -> their keys in the native file."""
+"""Keys in the native file of CLIP's fields, by field."""
 NATIVE_POSITIONS: Final = 32_768
-"""``UnlimitedOcrTextConfig.max_position_embeddings``."""
+"""Default of ``UnlimitedOcrTextConfig.max_position_embeddings``."""
 NATIVE_WINDOW: Final = 128
-"""``UnlimitedOcrTextConfig.sliding_window``."""
+"""Default of ``UnlimitedOcrTextConfig.sliding_window``."""
 SAM_MLP_RATIO: Final = 4
-"""``deepencoder.build_sam_vit_b``: ``mlp_ratio = 4``."""
+"""Ratio of SAM's MLP width to its width. Source: ``deepencoder.build_sam_vit_b``, ``mlp_ratio = 4``."""
 
 _VENDOR_CODE: Final = {"model_type": "names a class"}
 _LANGUAGE: Final = {
@@ -71,7 +71,7 @@ _VENDOR_ONLY: Final = frozenset({
     "model_type", "architectures", "auto_map", "lm_head", "rm_head", "use_mla", "qk_nope_head_dim", "qk_rope_head_dim",
     "v_head_dim",
 })  # fmt: skip
-"""Keys of the vendor's decoder that name its classes or choose between them; the reader refuses other choices."""
+"""Keys of the vendor's decoder that select its classes; the reader accepts only one value of each."""
 _NO_MLA: Final = "multi-head latent attention is not described by the formulas of this target"
 _VENDOR_SAM_KEYS: Final = {"hidden": "width", "layers": "layers", "heads": "heads"}
 _VENDOR_CLIP_KEYS: Final = {**_VENDOR_SAM_KEYS, "image": "image_size", "patch": "patch_size"}
@@ -86,12 +86,12 @@ _VENDOR_PATHS: Final = {
     **{f"text.{field}": f"$.language_config.{key}" for field, key in TEXT_KEYS.items()},
     "image_token": "$.language_config.vocab_size",
 }
-"""Fields -> JSON paths in the file, or where the code fixes the value."""
+"""JSON path of each field in the vendor's file, or a note that the code fixes its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipConfig(EqualHeads):
-    """CLIP-L whose input is the feature map of SAM instead of image patches (vendor: ``deepencoder.vit_model_cfg``)."""
+    """Configuration of CLIP-L on SAM's feature map instead of image patches (vendor: ``deepencoder.vit_model_cfg``)."""
 
     hidden: int = 1024
     layers: int = 24
@@ -102,20 +102,20 @@ class ClipConfig(EqualHeads):
 
     @property
     def positions(self) -> int:
-        """Return the rows of the position table: one for the class token and one for each patch."""
+        """Return the number of rows of the position table: one for the class token and one for each patch."""
         return (self.image // self.patch) ** 2 + 1
 
 
 @dataclass(frozen=True, slots=True)
 class OcrConfig(PageConfig):
-    """The whole model; its projector is a linear layer from the features of SAM and CLIP to the decoder."""
+    """Configuration of the whole model, with a linear projector from the features of SAM and CLIP to the decoder."""
 
     sam: SamConfig = field(default_factory=SamConfig)
     clip: ClipConfig = field(default_factory=ClipConfig)
     text: PageDecoderConfig = field(default_factory=PageDecoderConfig)
     image_token: int = 128_815
     waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """Keys of the file that decide no cost, with the reason."""
+    """Keys of the file that affect no cost, with the reason."""
 
     model_type: ClassVar[str] = "unlimited_ocr"
     architecture: ClassVar[str] = "UnlimitedOcrForConditionalGeneration"
@@ -202,7 +202,7 @@ def _is_vendor(data: object) -> bool:
 
 
 def parse_config(data: object, *, where: str) -> OcrConfig:
-    """Return the configuration in parsed JSON, the vendor's or the native one; ``where`` names it in messages.
+    """Parse the vendor's or the native configuration from JSON data; ``where`` names it in messages.
 
     Raises:
         Problems: every key that is missing, unknown, out of range, or contradicts another.
@@ -223,7 +223,7 @@ def parse_config(data: object, *, where: str) -> OcrConfig:
 
 
 def _read_native(top: Section) -> OcrConfig:
-    """Return the configuration in a file of the native class; errors are collected in ``top``, not raised."""
+    """Read the configuration from a file of the native class; record errors in ``top`` instead of raising."""
     top.waive(WAIVED)
     top.fixed("model_type", "unlimited_ocr", why="this model type is not the native DeepSeek-OCR's")
     sam, clip, text = OcrConfig.read_parts(top, "unlimited_ocr")
@@ -263,7 +263,7 @@ def _layer_types(section: Section, layers: int) -> None:
 
 
 def _read_vendor(top: Section) -> OcrConfig:
-    """Return the configuration in the vendor's file; errors are added to the section."""
+    """Read the configuration from the vendor's file; record errors in the section."""
     top.waive({**GENERAL_KEYS, "candidate_resolutions": "the workload decides the sizes of the views"})
     top.fixed("model_type", "deepseek_vl_v2", "DeepseekOCR", why="this model type is not DeepSeek-OCR's")
     top.fixed("tile_tag", "2D", why="the formulas describe one newline token per row of features")
@@ -345,7 +345,7 @@ def _vendor_language(top: Section) -> PageDecoderConfig:
 
 
 def _check_repeated(top: Section, language: Section) -> None:
-    """Consume the top-level keys of the decoder, which must equal those in ``language_config``."""
+    """Consume the decoder keys at the top level, which must equal those in ``language_config``."""
     for key in sorted(language.known & set(top.data) - top.known):
         top.known.add(key)
         if key not in language.data:
@@ -384,7 +384,7 @@ DEFAULT_SIDES: Final = "64-2048"
 SIDES: Final = Setting(
     "sides", f"Sides of a view in pixels to enumerate; {DEFAULT_SIDES} unless given.", "text", metavar="A-B"
 )
-"""The setting of a proof: the sides to enumerate."""
+"""Setting of a proof: the range of view sides to enumerate."""
 
 
 def vision_tokens(page: Page | None, stride: int = 64) -> int:
@@ -415,7 +415,7 @@ MODES: Final = PageModes(
 
 
 def make_workload(preset: str = DEFAULT_PRESET, *, config: PageConfig | None = None, **settings: Any) -> Workload:
-    """Return a preset with changed settings, as :func:`~costproof.models.pages.workload.preset_workload`.
+    """Return a preset with changed settings; see :func:`~costproof.models.pages.workload.preset_workload`.
 
     Args:
         config: the model that will run it (default: the published DeepSeek-OCR).

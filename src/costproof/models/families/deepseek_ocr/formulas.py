@@ -1,4 +1,4 @@
-"""Closed formulas of DeepSeek-OCR: CLIP on the features of SAM, projector, image tokens in the prompt, all stages."""
+"""Closed formulas of DeepSeek-OCR: CLIP on SAM's features, projector, image tokens in the prompt, all stages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from costproof.models.pages.memory import page_glue_tape, sam_tape
 
 
 def ocr_ledger(structure: PageStructure, names: Mapping[str, str] = NATIVE_NAMES) -> Ledger:
-    """Return the symbolic ledger of all stages, as :func:`~costproof.models.pages.formulas.page_ledger`.
+    """Return the symbolic ledger of all stages; see :func:`~costproof.models.pages.formulas.page_ledger`.
 
     Args:
         names: role -> module path, see :mod:`costproof.models.families.deepseek_ocr.names`.
@@ -44,7 +44,7 @@ def ocr_ledger(structure: PageStructure, names: Mapping[str, str] = NATIVE_NAMES
 
 
 EMPTY_SIDE: Final = 64
-"""Side, in pixels, of the empty views that the vendor's code requires in a run without a page."""
+"""Side, in pixels, of the empty views that the vendor's code requires in a text-only run."""
 
 
 def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
@@ -62,7 +62,7 @@ def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
 
 
 def _glue(structure: PageStructure, call: StackCall) -> Layer:
-    """Return the layer of the module around towers and decoder, which puts image tokens into the embedded prompt.
+    """Return the layer of the outer module, which writes image tokens into the embedded prompt.
 
     Branches: a call of 1 token is a decode step, which has no page; a page has crops if it has a second view.
     """
@@ -261,7 +261,7 @@ SYMBOLS: Final = page_symbols(_OWN)
 
 @layer
 class FeatureConcat:
-    """Concatenates two features of every token: ``tokens`` x (width_a + width_b) elements in and out, no FLOPs."""
+    """Concatenates two feature vectors per token: ``tokens`` x (width_a + width_b) elements in and out, no FLOPs."""
 
     name: ClassVar[str] = "feature_concat"
     title: ClassVar[str] = "Joining of two features"
@@ -289,7 +289,7 @@ def vision_tokens(grid: Size, columns: Size = 0, rows: Size = 0, crop_grid: Size
 
 @layer
 class ImageTokens:
-    """Lays out the features of a page, adds newline and separator tokens, puts them into the prompt.
+    """Lays out the features of a page, adds newline and separator tokens, and writes them into the prompt.
 
     This only moves data: no FLOPs. Inputs are the global features (pages grid² hidden), the features of the crops
     (pages columns rows crop_grid² hidden), and the embedded prompts (prompt_rows hidden). Outputs are the prompts with
@@ -307,12 +307,12 @@ class ImageTokens:
     source: ClassVar[str] = "UnlimitedOcrModel.get_image_features and forward (transformers)"
 
     prompt_rows: Size
-    """Tokens of all prompts."""
+    """Number of tokens of all prompts."""
     hidden: Size
     item_bytes: Size
     pages: Size
     grid: Size
-    """Tokens along one side of the global view; 0 for a prompt without an image, in which case nothing runs."""
+    """Number of tokens along one side of the global view; 0 for a prompt without an image, which needs no operator."""
     columns: Size = 0
     rows: Size = 0
     crop_grid: Size = 0
@@ -361,15 +361,15 @@ class PageInPlace:
     hidden: Size
     item_bytes: Size
     pixels: Size = 0
-    """Elements of the views that are summed to check whether views are empty."""
+    """Number of elements of the views, which are summed to check whether views are empty."""
     features: Size = 0
-    """Tokens of all views without newlines; 0 if nothing is written into the prompt."""
+    """Number of tokens of all views without newlines; 0 if nothing is written into the prompt."""
     clip: Size = 0
     sam: Size = 0
     tokens: Size = 0
-    """Tokens of all views with newlines and separator (:func:`vision_tokens`)."""
+    """Number of tokens of all views with newlines and separator (:func:`vision_tokens`)."""
     views: int = 0
-    """Number of views that are concatenated with newlines."""
+    """Number of views that are concatenated with newline tokens."""
     masked: bool = True
 
     def costs(self) -> LayerCosts:

@@ -34,7 +34,7 @@ _SAM: Final = {
     "downsample.conv1": ("proj.conv1", "net_2"),
     "downsample.conv2": ("proj.conv2", "net_3"),
 }
-"""Role below ``sam`` -> path below SAM, native and of the vendor; empty without such a module."""
+"""Module paths below SAM, (native, vendor), by role below ``sam``; empty if a code has no such module."""
 _CLIP: Final = {
     "embeddings": ("embeddings", "embeddings"),
     "patches": ("", "embeddings.patch_embedding"),
@@ -58,11 +58,11 @@ _CLIP: Final = {
     **{f"layer.attention.{x}": (f"encoder.layers.{{i}}.self_attn.{x}_proj", "") for x in "qkv"},
     "layer.attention.qkv": ("", "transformer.layers.{i}.self_attn.qkv_proj"),
 }
-"""Role below ``clip`` -> path below CLIP, native and of the vendor; empty without such a module."""
+"""Module paths below CLIP, (native, vendor), by role below ``clip``; empty if a code has no such module."""
 
 
 def _towers(sam: str, clip: str, column: int) -> dict[str, str]:
-    """Return role -> module path of SAM and CLIP, from one column of the path tables ``_SAM`` and ``_CLIP``.
+    """Return the module paths of SAM and CLIP by role, from one column of the tables ``_SAM`` and ``_CLIP``.
 
     Args:
         sam: path of SAM.
@@ -85,7 +85,7 @@ NATIVE_NAMES: Final[Mapping[str, str]] = {
     **decoder_names("model.language_model"),
     **mixture_names("model.language_model"),
 }
-"""Role -> module path in transformers' ``UnlimitedOcrForConditionalGeneration``; ``{i}`` is the index of a layer."""
+"""Module paths in transformers' ``UnlimitedOcrForConditionalGeneration``, by role; ``{i}`` is the index of a layer."""
 
 VENDOR_NAMES: Final[Mapping[str, str]] = {
     **_towers(VENDOR_SAM, VENDOR_CLIP, 1),
@@ -98,6 +98,6 @@ VENDOR_NAMES: Final[Mapping[str, str]] = {
     "text.layer.experts": "model.layers.{i}.mlp.experts",
     **mlp_names("text.layer.shared", "model.layers.{i}.mlp.shared_experts"),
 }
-"""Role -> module path in the vendor's ``DeepseekOCRForCausalLM``; ``{i}`` is the index of a layer."""
+"""Module paths in the vendor's ``DeepseekOCRForCausalLM``, by role; ``{i}`` is the index of a layer."""
 
 VENDOR_STAGES: Final = StagePaths({VENDOR_SAM: "sam", VENDOR_CLIP: "clip", VENDOR_PROJECTOR: "projector"})

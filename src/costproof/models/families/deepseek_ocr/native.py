@@ -37,7 +37,7 @@ PROJECTOR = NATIVE_NAMES["projector"]
 
 
 LEAST_WINDOW = 32_768
-"""Minimum of the sliding window, which must not truncate attention: the published model has full attention."""
+"""Minimum of the sliding window that is configured for a build; the published model has full attention."""
 
 
 def build_model(
@@ -83,7 +83,7 @@ def unchecked() -> AbstractContextManager[None]:
 
 
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Set the tensors of a layer of the decoder's cache as its first ``update`` would."""
+    """Set the tensors of one layer of the decoder's cache as its first ``update`` would."""
     if not hasattr(layer, "prefill_keys"):
         raise Incomplete(
             "the installed transformers caches keys and values in a class that costproof cannot fill",
@@ -113,7 +113,7 @@ DECODER: Final = Decoder(
     # whole model that it does not support them.
     beside="SAM and CLIP run scaled_dot_product_attention",
 )
-"""How the native decoder is called; its cache stores the prefill separately from later tokens."""
+"""Calling convention of the native decoder, whose cache stores the prompt separately from later tokens."""
 
 
 def _modules() -> tuple[Any, Any]:
@@ -134,7 +134,7 @@ def _modules() -> tuple[Any, Any]:
 def vision_jobs(
     model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = VIEWS
 ) -> list[ExportJob]:
-    """Return the jobs of towers and projector on views of ``side`` pixels; the number of views is symbolic."""
+    """Return the export jobs of towers and projector on a symbolic number of views of ``side`` pixels."""
     from costproof.models.image_text.modules import PartModule, VisionProjector
 
     vision = config_of(model).vision_config

@@ -1,4 +1,4 @@
-"""The domain of a proof about DeepSeek-OCR: workloads, image sizes, pages, and random configurations.
+"""Define the domain of a proof about DeepSeek-OCR: workloads, image sizes, pages, and random configurations.
 
 The random configurations are small in depth and wide in sizes. No two sizes that are equal in the published model, nor
 products of two, are equal in all draws, so a formula that confuses them is found. Draws include what no file can ask
@@ -62,7 +62,7 @@ def symbolic_sides(config: OcrConfig) -> tuple[int, ...]:
 
 
 def pages(config: OcrConfig) -> tuple[Workload, ...]:
-    """Return workloads with each grid of 2 to 9 crops that the preprocessing chooses."""
+    """Return workloads with every grid of 2 to 9 crops that the preprocessing can choose."""
     step = config.sam.stride
     found = [page_workload(f"page {8 * step}", Page(8 * step, 8 * step), 8, 1)]
     for i, grid in enumerate(grids()):
@@ -138,7 +138,7 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
 
 
 def _any_side(config: OcrConfig) -> tuple[Piece[Provable], ...]:
-    """Return the proof pieces with a symbolic view side; sides that whole windows tile have their own piece."""
+    """Return the proof pieces with a symbolic view side, with a separate one for sides that whole windows tile."""
     asked = {side: tuple({"n": n, "H": side} for n in _VIEWS) for side in symbolic_sides(config)}
     targets = [AnySideOcr(config)]
     if targets[0].whole_step != config.sam.stride:
@@ -163,10 +163,10 @@ _LEAST_FEATURES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class AnySideOcr(DeepseekOcr):
-    """DeepSeek-OCR with exports of its vision stages in symbolic side and number of views."""
+    """DeepSeek-OCR whose vision stages are exported with symbolic view side and number of views."""
 
     tiled: bool = False
-    """Whether to export only SAM, at the sides that whole windows tile; without padding its graph differs."""
+    """Whether to export only SAM, at sides that whole windows tile; its graph has no padding there."""
 
     @property
     def whole_step(self) -> int:
@@ -267,7 +267,7 @@ INDEPENDENT: Final[dict[str, str]] = {
     "H_c": "4*sam_patch*crop",
     "S": "text_tokens",
 }
-"""Symbols -> expressions in drawn parameters.
+"""Expressions of symbols in drawn parameters, by symbol.
 
 The factor 8 is 1 in draws without grouped GEMMs, except for ``text_hidden``, where it is 2. S is ``text_tokens`` plus
 the vision tokens, which depend on other parameters: given these, S is uniform as well.
@@ -281,12 +281,12 @@ _EXPERTS: Final[dict[Dtype, tuple[ExpertKernel, ...]]] = {
 }  # grouped GEMMs on the meta device need bfloat16
 _FEW: Final = {"sam": (1, 1, 1, 1, 2), "clip": (1, 1, 1, 1, 2), "text": (1, 1, 1, 2, 3)}
 DEEP: Final = {9: "sam", 30: "clip", 51: "text"}
-"""Index of a draw, modulo 64 -> the part of the model that has one layer more than the published model."""
+"""Part of the model with one layer more than the published model, by index of the draw modulo 64."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnText(PageDecoderConfig):
-    """Decoder whose heads together are not as wide as the model, a configuration that no file can state."""
+    """Decoder configuration that no file can state: its heads together are not as wide as the model."""
 
     head_width: int = 0
 
@@ -296,7 +296,7 @@ class DrawnText(PageDecoderConfig):
 
 
 def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
-    """Return the proof piece of random configuration ``number``, equal on every machine and in any order.
+    """Return the proof piece of random configuration ``number``, which depends only on the seed and the number.
 
     Only FlashAttention depends on the machine: without its package the run has another attention kernel.
     """
@@ -349,14 +349,14 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
 
 
 def _in_rows(config: OcrConfig) -> OcrConfig:
-    """Return the configuration with widths multiplied so that rows have the alignment of grouped GEMMs."""
+    """Return the configuration with widths multiplied to the row alignment that grouped GEMMs require."""
     text = config.text
     widths = {"hidden": GROUPED_ROW // 2 * text.hidden, "moe_intermediate": GROUPED_ROW * text.moe_intermediate}
     return replace(config, text=replace(text, **widths))
 
 
 def choices(drawn: Piece[DeepseekOcr]) -> tuple[str, ...]:
-    """Return the features of a draw that are not sizes, such as dense layers or layers with windows."""
+    """Return whether a draw has each feature that is not a size, such as dense layers or windows, by feature."""
     config, run = drawn.target.config, drawn.workload
     sam, text, usual = config.sam, config.text, OcrConfig()
     has = {

@@ -1,4 +1,4 @@
-"""DeepSeek-OCR as a target on the native classes of transformers."""
+"""Define DeepSeek-OCR as a target on the native classes of transformers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
 
     @staticmethod
     def mistakes() -> Mistakes:
-        """Return the mistakes that are common in models of the vision towers and of the projector."""
+        """Return the mistakes common in published numbers of the vision towers and the projector."""
         from costproof.models.mistakes import OCR_MISTAKES
 
         return OCR_MISTAKES
@@ -109,7 +109,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         return found + device_problems(workload, self.options)
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
         found = ocr_ledger(page_structure(self.config, workload))
         # How often a loop over experts turns depends on the data; a formula counts one call for all of them.
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
@@ -130,11 +130,11 @@ class DeepseekOcr(PageTarget[OcrConfig]):
 
     @staticmethod
     def proof_settings() -> tuple[Setting, ...]:
-        """Return the settings of a proof: the sides to enumerate."""
+        """Return the settings of a proof: the view sides to enumerate."""
         return (SIDES,)
 
     def proof(self, samples: int, seed: int, sides: str = DEFAULT_SIDES) -> Proof:
-        """Return what a proof covers: workloads, view sizes, pages, and random small configurations."""
+        """Return a proof over workloads, view sizes, pages, and random small configurations."""
         from costproof.models.families.deepseek_ocr.proof import proof
 
         return proof(self, samples, seed, sides)
@@ -160,7 +160,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         return with_numbers(model, workload, self.decoder, self.options, progress, placed)
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, dict[str, int]] | None:
-        """Return (target, workload, symbol -> step it grows by) to export a vision stage with a symbolic image side.
+        """Return (target, workload, step by symbol) to export a vision stage with a symbolic view side, else ``None``.
 
         Other stages have none: ``None``.
         """

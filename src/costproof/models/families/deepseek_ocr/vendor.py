@@ -1,4 +1,4 @@
-"""A snapshot of DeepSeek-OCR as a target: the vendor's code, counted where it runs.
+"""Define a snapshot of DeepSeek-OCR as a target: the vendor's code, counted as it runs.
 
 A whole run is made once without a tracer. It gives each step the cache of the steps before it, the expected output of a
 traced forward, and how many rows each expert gets. The decoder is not exported: its experts run in a loop over values.
@@ -69,10 +69,10 @@ if TYPE_CHECKING:
 
 
 MAX_STEPS: Final = 16
-"""Limit of decode steps; all are traced, because each runs different experts."""
+"""Maximum number of decode steps; all are traced, because each runs different experts."""
 
 _FIXED: Final = {"attention": "eager", "experts": "eager", "logits": "all"}
-"""Settings that the vendor's code fixes -> their values."""
+"""Settings that the vendor's code fixes, with their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class RemoteCodeOcr(Configured[OcrConfig]):
     not_exported: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("prefill", "decode"), "the experts run in a loop over numbers, which an export cannot follow"
     )
-    """Stages that the static source cannot export -> the reason."""
+    """Stages that the static source cannot export, with the reason."""
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
-        """Return the modes of the paper, and two more."""
+        """Return the presets: the paper's modes, and two more."""
         return MODES.named()
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
@@ -124,7 +124,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return replace(made, snapshot=replace(self.snapshot, config=made.config))
 
     def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
-        """Return the configuration with the first decoder layers, and the cut (``2 of 12``); towers stay whole."""
+        """Return the configuration with the first decoder layers and all tower layers, and the cut (``2 of 12``)."""
         text = self.config.text
         least = min(text.dense_layers + 1, text.layers)
         kept, cut = layers_cut("decoder", layers, least, text.layers)
@@ -181,7 +181,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return tuple(sorted(found, key=lambda i: i.id != "crops"))
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
         towers = replace(workload, attention="sdpa")  # fused there, whatever the decoder does
         return ocr_ledger(page_structure(self.config, towers, remote=True), VENDOR_NAMES)
 
@@ -209,7 +209,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 
 
 def _unlike(chosen: Mapping[str, object]) -> list[CostproofError]:
-    """Return an error for each chosen setting that the vendor's code does not support."""
+    """Return an error for each setting whose value the vendor's code does not support."""
     return [
         BadInput("the vendor's code does not support this setting", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
         for k, v in chosen.items()
@@ -218,7 +218,7 @@ def _unlike(chosen: Mapping[str, object]) -> list[CostproofError]:
 
 
 def _vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int | tuple[int, ...]]:
-    """Return the images of a forward and their crops; empty for a decode step and for empty views."""
+    """Return the images in a forward and their crops; empty for a decode step and for empty views."""
     images = kwargs.get("images")
     if images is None or kwargs["input_ids"].shape[1] == 1 or not images[0][1].any():
         return {}

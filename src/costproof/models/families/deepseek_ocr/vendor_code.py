@@ -45,12 +45,12 @@ REQUIRED: Final = ("config.json", *CODE)
 """Required files of a snapshot; weights are not required, because runs can use random ones."""
 
 _MOST_CODE: Final = 2**20
-"""Limit of the size, in bytes, of a file that is searched for imports; the largest real file has 84 thousand."""
+"""Largest file, in bytes, that is searched for imports; the largest real file has 84 thousand."""
 _CLASS: Final = re.compile(MODELING + r"\.[A-Za-z_][A-Za-z0-9_]*")
 WANTED: Final = "4.46.3"
 """Version of transformers that the published remote code needs: it imports ``LlamaFlashAttention2``."""
 _DECORATION: Final = "torchvision"
-"""Package that the code needs only for its preprocessing; it is replaced by an empty module if missing."""
+"""Package that only the code's preprocessing needs; if missing, an empty module replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def load_code(snapshot: Snapshot) -> ModuleType:
 
 
 def cannot_run(snapshot: Snapshot, error: Exception) -> BadInput:
-    """Return the error that the installed packages cannot run the snapshot."""
+    """Return the error for a snapshot that the installed packages cannot run."""
     from costproof.ledger.environment import installed
 
     return BadInput(
@@ -215,7 +215,7 @@ def build_with_values(
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """Disable bytecode files, and put empty modules in place of missing preprocessing packages, during an import."""
+    """Disable bytecode files, and replace missing preprocessing packages by empty modules, while the block runs."""
     absent: list[str] = []
     with mock.patch.object(sys, "dont_write_bytecode", True):
         try:
@@ -229,7 +229,7 @@ def _importing() -> Iterator[None]:
 
 
 def _remember_absence(name: str) -> None:
-    """Call transformers' memoized ``is_…_available`` checks, before the package is replaced by an empty module."""
+    """Let transformers memoize that a package is absent, before an empty module replaces the package."""
     from transformers.utils import import_utils
 
     for function in [f for n, f in vars(import_utils).items() if n.startswith(f"is_{name}") and callable(f)]:
@@ -258,7 +258,7 @@ def _stand_in(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class VendorPatch:
-    """Replacement of an attribute of a module for the time in which the vendor's code runs."""
+    """Replacement of a module attribute while the vendor's code runs."""
 
     name: str
     why: str
@@ -266,7 +266,7 @@ class VendorPatch:
     attribute: str
     replacement: Any
     needed: bool
-    """Whether the code cannot run without it; other patches expose operators to a tracer and change no result."""
+    """Whether the code cannot run without this patch; other patches only expose operators to a tracer."""
 
 
 def patches_for(model: nn.Module) -> tuple[VendorPatch, ...]:
@@ -289,7 +289,7 @@ def patches_for(model: nn.Module) -> tuple[VendorPatch, ...]:
 
 @contextmanager
 def patched(patches: tuple[VendorPatch, ...]) -> Iterator[None]:
-    """Apply patches for the time of a run."""
+    """Apply patches while the block runs."""
     with ExitStack() as stack:
         stack.enter_context(quiet())
         for patch in patches:

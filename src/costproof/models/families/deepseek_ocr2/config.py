@@ -1,4 +1,4 @@
-"""The configuration of DeepSeek-OCR 2, by default the published one.
+"""Define the configuration of DeepSeek-OCR 2, by default the published one.
 
 Source: Wei et al. 2026, DeepSeek-OCR 2: Visual Causal Flow (arXiv 2601.20552): SAM-base with features of 896 channels,
 an encoder of the shape of Qwen2-0.5B, and the decoder of DeepSeek-OCR.
@@ -32,7 +32,7 @@ ENCODER_KEYS: Final = {
     "kv_heads": "num_key_value_heads",
     "intermediate": "intermediate_size",
 }
-"""Fields -> their keys in a file."""
+"""Keys in a file of the encoder's fields, by field."""
 _ENCODER_WAIVED: Final = {
     **WAIVED,
     **dict.fromkeys(("vocab_size", "tie_word_embeddings"), "the encoder has no table of tokens"),
@@ -47,7 +47,7 @@ _ENCODER_WAIVED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class QueryEncoderConfig(EqualHeads):
-    """The encoder of DeepSeek-OCR 2: decoder layers whose queries attend to SAM's features and earlier queries."""
+    """Configuration of the encoder of DeepSeek-OCR 2, whose queries attend to SAM's features and to earlier queries."""
 
     hidden: int = 896
     layers: int = 24
@@ -62,19 +62,19 @@ CLASS_TEXT: Final = PageDecoderConfig(
     hidden=4096, layers=32, heads=32, kv_heads=32, intermediate=11008, moe_intermediate=1407, vocab=102_400,
     max_positions=2048,
 )  # fmt: skip
-"""Defaults of the class in transformers for omitted keys."""
+"""Defaults that the class in transformers has for omitted decoder keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ocr2Config(PageConfig):
-    """The whole model; its projector is a linear layer from the width of the encoder to that of the decoder."""
+    """Configuration of the whole model, with a linear projector from the encoder to the decoder."""
 
     sam: SamConfig = CLASS_SAM
     encoder: QueryEncoderConfig = field(default_factory=QueryEncoderConfig)
     text: PageDecoderConfig = field(default_factory=PageDecoderConfig)
     image_token: int = 128_815
     waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """Keys of the file that decide no cost, with the reason."""
+    """Keys of the file that affect no cost, with the reason."""
 
     model_type: ClassVar[str] = "deepseek_ocr2"
     architecture: ClassVar[str] = "DeepseekOcr2ForConditionalGeneration"
@@ -108,7 +108,7 @@ class Ocr2Config(PageConfig):
 
 
 def _sam(section: Section) -> SamConfig:
-    """Read the section of SAM; an omitted MLP width follows from ``mlp_ratio``, as in the class."""
+    """Read the section of SAM, in which an omitted MLP width follows from ``mlp_ratio``."""
     section.waive({"scale": "the model's code never reads it"})
     ratio, hidden, defaults = (
         section.number("mlp_ratio", 4.0),
@@ -135,13 +135,13 @@ def _encoder(section: Section) -> QueryEncoderConfig:
 
 
 SMALL, LARGE = 144, 256
-"""Queries of a view: one for each of 12 x 12 features, or of 16 x 16."""
+"""Numbers of queries of a view: one per feature of 12 x 12 features, or of 16 x 16."""
 STAGES: Final = ("sam", "encoder", "projector", "prefill", "decode")
 IMAGE_STAGES: Final = STAGES[:3]
 
 
 def queries(side: int, stride: int) -> int:
-    """Return the number of queries of a view; the small table is used if it has a row for each feature.
+    """Return the number of queries of a view: the small number if it suffices for all features.
 
     Source: ``DeepseekOcr2VisionModel.forward``.
     """
@@ -149,7 +149,7 @@ def queries(side: int, stride: int) -> int:
 
 
 def vision_tokens(page: Page | None, stride: int = 64) -> int:
-    """Return the image tokens per sequence: one per query of every crop and of the global view, and one separator.
+    """Return the number of image tokens per sequence: one per query of each crop and the global view, and a separator.
 
     Source: ``DeepseekOcr2Model.get_image_features``.
 

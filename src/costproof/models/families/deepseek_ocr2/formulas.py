@@ -44,11 +44,11 @@ NAMES: Final[Mapping[str, str]] = {
     **decoder_names(_TEXT),
     **mixture_names(_TEXT),
 }
-"""Role -> module path in ``DeepseekOcr2ForConditionalGeneration``; ``{i}`` is the index of a layer."""
+"""Module paths in ``DeepseekOcr2ForConditionalGeneration``, by role; ``{i}`` is the index of a layer."""
 
 
 def ocr2_ledger(structure: PageStructure) -> Ledger:
-    """Return the symbolic ledger of all stages, as :func:`~costproof.models.pages.formulas.page_ledger`.
+    """Return the symbolic ledger of all stages; see :func:`~costproof.models.pages.formulas.page_ledger`.
 
     Source: Wei et al. 2026, DeepSeek-OCR 2: Visual Causal Flow; ``DeepseekOcr2ForConditionalGeneration``
     (transformers).
@@ -92,7 +92,7 @@ def _border(stage: str) -> Size:
 
 
 def _tokens(structure: PageStructure) -> Size:
-    """Return the tokens of all views of a page: Q_g of the global view, Q_c of each crop.
+    """Return the number of tokens of all views of a page: Q_g of the global view, and Q_c of each crop.
 
     Branches: with crops and without; a page has crops if it has a second view.
     """
@@ -104,7 +104,7 @@ def _tokens(structure: PageStructure) -> Size:
 
 @layer
 class QueryTable:
-    """Learned queries of one view size: rows x width parameters, which the encoder, another module, reads."""
+    """Learned queries for one view size: rows x width parameters, which another module, the encoder, reads."""
 
     name: ClassVar[str] = "query_table"
     title: ClassVar[str] = "Table of queries"
@@ -121,14 +121,14 @@ class QueryTable:
 
 @layer
 class QueriesBehindFeatures:
-    """Concatenates the features of each view and the queries: [views, features + queries, width], no FLOPs.
+    """Concatenates the features of each view with the queries to [views, features + queries, width], no FLOPs.
 
     Inputs are the features, views x features x width elements. The queries are a parameter, read once for all views.
     The output is the concatenation.
     """
 
     name: ClassVar[str] = "queries_behind_features"
-    title: ClassVar[str] = "Queries behind the features of a view"
+    title: ClassVar[str] = "Queries after the features of a view"
     source: ClassVar[str] = "Wei et al. 2026, DeepSeek-OCR 2, section 3; DeepseekOcr2VisionModel.forward"
 
     views: Size
@@ -257,7 +257,7 @@ def _encoder_layer(*, eager: bool) -> TransformerLayer:
 
 
 def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
-    """Return all parts of the encoder on n views of H x H pixels with Q queries; see :func:`_encoder_layer`."""
+    """Return all module parts of the encoder on n views of H x H pixels with Q queries; see :func:`_encoder_layer`."""
     n, b, width, head_dim = sym("n"), sym("b"), sym("encoder_hidden"), sym("encoder_head_dim")
     features, queries = (sym("H") / (4 * sym("sam_patch"))) ** 2, sym("Q")
     call = StackCall(n, features + queries, b)
@@ -290,11 +290,11 @@ class ViewsInPrompt:
     source: ClassVar[str] = "DeepseekOcr2Model.get_image_features and forward (transformers)"
 
     rows: Size
-    """Tokens of all prompts."""
+    """Number of tokens of all prompts."""
     hidden: Size
     item_bytes: Size
     tokens: Size = 0
-    """Tokens of all views of a page; 0 for a prompt without a page, in which case nothing runs."""
+    """Number of tokens of all views of a page; 0 for a prompt without a page, in which case nothing runs."""
     pages: Size = 1
 
     def costs(self) -> LayerCosts:

@@ -1,4 +1,4 @@
-"""DeepSeek-OCR 2 as a target on the classes of transformers: built on the meta device, cut for export, and run."""
+"""Define DeepSeek-OCR 2 as a target: built on the meta device, divided into parts for export, and run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DECODER: Final = Decoder(
 
 
 def _vision(model: nn.Module, workload: Workload, side: int, calls: tuple[str, ...], count: int) -> list[ExportJob]:
-    """Return the jobs of towers and projector on views of ``side`` pixels; the number of views is symbolic."""
+    """Return the export jobs of towers and projector on a symbolic number of views of ``side`` pixels."""
     from costproof.models.image_text.modules import EchoTower, PartModule, without_children
 
     vision, grid = config_of(model).vision_config, side // stride(model)
@@ -107,7 +107,7 @@ class DeepseekOcr2(PageTarget[Ocr2Config]):
     second_name: ClassVar[str] = "encoder"
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
         found = ocr2_ledger(page_structure(self.config, workload))
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
 
@@ -126,7 +126,7 @@ class DeepseekOcr2(PageTarget[Ocr2Config]):
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[DeepseekOcr2, dict[str, bool]]:
-        """Return a random small configuration for a proof; see :func:`~.domain.drawn`."""
+        """Draw a random small configuration for a proof; return its target and its features."""
 
         config, features = drawn(p, rng)
         return cls(config), features
@@ -219,7 +219,7 @@ PARAMETERS: Final = Parameters(
 
 
 def domain() -> Domain:
-    """Return the domain of the proof: a page with crops, a single view with eager attention, and text only."""
+    """Return the domain of a proof: a page with crops, a single view with eager attention, and text only."""
     return Domain(
         (
             page_workload("page", Page(1024, 768, (2, 3)), 16, 4),
@@ -234,7 +234,7 @@ def domain() -> Domain:
 
 
 def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[str, bool]]:
-    """Draw a random small configuration; return it, and feature -> whether it has the feature."""
+    """Draw a random small configuration; return it, and whether it has each feature."""
     layers = {part: rng.choice((1, 1, 1, 2)) for part in ("sam", "encoder")}
     # Heads are a share of the width, and rotation needs pairs.
     row = GROUPED_ROW if _grouped(p) else 2
