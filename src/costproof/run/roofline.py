@@ -170,10 +170,8 @@ def roofline(
         check_recounts(unpacked_recounts(folded, run, FLOAT8))
     links = None
     if not mesh.one:
-        rates, why = link_rates(devices, mesh)
-        check_recounts(rate_recounts(rates, on, devices, mesh))
-        sent = folded.total("comm_bytes")
-        check_recounts(sent_recounts(folded, sent))
+        (rates, why), sent = link_rates(devices, mesh), folded.total("comm_bytes")
+        check_recounts((*rate_recounts(rates, on, devices, mesh), *sent_recounts(folded, sent)))
         unsent = "" if rates is not None else f": {'unknown' if sent is None else f'{sent:,}'} B in {mesh.text}"
         notes = (*notes, *([f"{why}{unsent}"] if why else ()))
         if rates is not None and sent is not None:
@@ -267,13 +265,11 @@ class _Ranks:
             counted = count_ranks(of_ranks, workload, evaluate_formulas(of_ranks, workload))
             times = [self._times(target, row.ranks, times[0]) for row in counted.ranks]
         times.sort(key=lambda t: (-Fraction(t.overlapped_s or 0), -Fraction(t.exposed_s or 0), t.ranks))
-        spread, rates = any(c.nodes > 1 for c in sent), self.rates
-        found = LinkBounds(
-            workload.mesh.world, rates.node, rates.interconnect, rates.network if spread else None, sent, tuple(own),
-            tuple(times),
-        )  # fmt: skip
-        model = target if sharded(target) else None
-        check_recounts(rank_recounts(found, model, workload, run, self.of, self.arithmetic, self.devices))
+        rates, spread = self.rates, any(c.nodes > 1 for c in sent)
+        figures = (rates.node, rates.interconnect, rates.network if spread else None)
+        found = LinkBounds(workload.mesh.world, *figures, sent, tuple(own), tuple(times))
+        of_run = (workload, run, self.of, self.arithmetic, self.devices)
+        check_recounts(rank_recounts(found, target if sharded(target) else None, *of_run))
         return found
 
     def _times(self, target: WithKeys, ranks: tuple[int, ...], counted: RankTimes) -> RankTimes:
@@ -281,7 +277,6 @@ class _Ranks:
         if workload.rank in ranks:
             return replace(counted, ranks=ranks)
         other = replace(workload, inputs={**workload.inputs, RANK: ranks[0]})
-        # By roles, which say along which axis of the mesh a part exchanges.
         folded = baseline_by_formulas(target, other).sources["analytic"]
         if _sharing(other) > 1:
             folded = _mean_counts(folded, other)
@@ -376,8 +371,7 @@ def _borders(
             mlp = (MetricTerm(KEPT_FLOPS, _where(stage, _mixes)),)
             asked = "spends more FLOPs on scores than on MLPs"
             yield from border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
-        reads = {node.exprs.get("kv_read_bytes", "0") for node in here}
-        if any(depends_on_context(source) or "cp_tokens" in source for source in reads):  # of one part of a sequence
+        if any(depends_on_context(s) or "cp_tokens" in s for s in (n.exprs.get("kv_read_bytes", "0") for n in here)):
             sides = (
                 _sum("kv_read_bytes", stage),
                 (*_sum(UNPACKED, stage, factor=-1), *_sum("weight_read_bytes", stage)),
