@@ -54,10 +54,10 @@ from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC,
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
-from costproof.models.target import sharded
+from costproof.models.target import WithKeys, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve
-from costproof.parametric.targets import WithKeys, count_ranks, evaluate_formulas
+from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.parametric.time_checks import (
     border_recounts,
     clock_recounts,
