@@ -24,7 +24,7 @@ from costproof.ledger.mesh import RANK
 from costproof.ledger.metrics import UNFUSED, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.peaks import CallPeaks, Peak
-from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, Workload
+from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload
 from costproof.models.target import Target, WithBlocks, WithFormulas, WithMemory
 from costproof.parametric.cache_checks import blocks_beyond, blocks_in_use, cache_held, cache_recounts
 from costproof.parametric.targets import evaluate_formulas, live_peaks
@@ -255,7 +255,8 @@ def _parts(found: Fits) -> Iterator[Recount]:
         return
     most = lasting + live + (found.unpacked_bytes or 0)
     yield Recount("memory", "weights, buffers, live peak and an unpacked matrix", "bytes", found.most_bytes or 0, most)
-    over = lasting + (max(cache, found.live_bytes or 0) if found.is_live_exact else cache) > found.memory_bytes
+    exact = KV_DTYPE not in found.workload.inputs
+    over = lasting + (max(cache, found.live_bytes or 0) if exact else cache) > found.memory_bytes
     again = "does not fit" if over else "fits" if most <= found.memory_bytes else "not known"
     yield Recount("memory", f"the verdict {found.verdict}", "follows", found.verdict == again, True)
     largest = [s.live_bytes or 0 for s in found.stages]

@@ -164,17 +164,17 @@ def _param_recounts(found: int, tensors: Iterable[StoredTensor]) -> Iterator[Rec
 
 
 _USUAL: Final = {"qwen3_next": 1}
-"""Model type -> modules for further tokens of its checkpoints, where no key of the configuration gives their number."""
+"""Model type -> MTP modules of its checkpoints, where no key of the configuration gives their number."""
 
 
 def _further_recounts(config: Any, model_type: str, found: int) -> Iterator[Recount]:
-    """Yield the modules for further tokens, from the key of the configuration that names layers of them."""
+    """Yield the MTP modules, from the key of the configuration that names layers of them."""
     if config is None or model_type not in {*_USUAL, "deepseek_v3", "glm4_moe", "mimo", "qwen3_5_text"}:
         return
     inner = attribute(config, "get_text_config", lambda: config)()
     stated = [n for key, n in attribute(inner, "to_dict", dict)().items() if re.fullmatch(_NUMBER_OF_LAYERS, key)]
     again = next((n for n in stated if type(n) is int), _USUAL.get(model_type, 0))
-    yield Recount("checkpoint", "for further tokens", "modules of the model", found, again)
+    yield Recount("checkpoint", "multi-token prediction", "modules of the model", found, again)
 
 
 _NUMBER_OF_LAYERS: Final = r"(num_)?(nextn_predict|mtp)_(num_hidden_)?layers"
