@@ -155,6 +155,33 @@ def test_the_slowest_rank() -> None:
     assert [r.ranks for r in uneven.ranks] == [(0, 1), (2, 3)]
 
 
+def test_times_of_a_rank_are_those_of_its_own_count() -> None:
+    """Ranks that gather parameters, here of 2 and of 1 sequence, have links besides those along tp."""
+    run = "llama-3.1-8b@chat,layers=2,vocab=102,text_tokens=64,new_tokens=1,batch=3,fsdp=2"
+    first, second = (of(f"{run},rank={rank}", "2xh100-sxm").links for rank in (0, 1))
+    assert first is not None
+    assert second is not None
+    own = {rank: links.stages[-1] for rank, links in ((0, first), (1, second))}
+    assert {r.ranks: (r.exposed_s, r.overlapped_s) for r in first.ranks} == {
+        (rank,): (stage.exposed_s, stage.overlapped_s) for rank, stage in own.items()
+    }
+    assert Fraction(own[1].exposed_s or 0) > Fraction(own[1].seconds) > 0
+
+
+def test_a_rank_that_keeps_no_new_token_reads_more_of_its_past_than_of_its_weights() -> None:
+    """Half of the prompt is in its cache, 2 layers x 2 x 8 heads x 128 elements x 2 B a token.
+
+    A step reads one row of the embedding and all other weights: q and out 4,096 x 4,096 each, k and v 1,024 rows each,
+    three matrices of 14,336 x 4,096 and two norms a layer; a norm, and 102 entries.
+    """
+    found = of("llama-3.1-8b@chat,layers=2,vocab=102,text_tokens=64,new_tokens=1,cp=2,cp_plan=ring", "2xh100-sxm")
+    (border,) = (b for b in found.borders if b.question == "reads more of its past than of its weights")
+    layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336 + 2)
+    weights = 2 * (2 * layer + 4096 * (1 + 1 + 102))
+    token = 2 * 2 * 8 * 128 * 2
+    assert (border.stage, border.at) == ("decode", 2 * (weights // token + 1))
+
+
 MIXTURE = "qwen3-30b-a3b@chat,text_tokens=64,new_tokens=0"
 
 

@@ -314,6 +314,7 @@ def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recoun
         yield Recount("memory", "ranks with an answer", "number", count, found.workload.mesh.world)
     for rank, row in rows.items():
         of = every[rank]
+        yield Recount("memory", f"rank {rank}", f"is {row.verdict}", row.verdict == of.verdict, True)
         for metric, number, again in (
             ("weights_bytes", row.weights_bytes, of.weights_bytes if of.stored_bytes is None else of.stored_bytes),
             ("cache_bytes", row.cache_bytes, of.cache_bytes if of.held_cache_bytes is None else of.held_cache_bytes),
@@ -368,7 +369,7 @@ def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> 
 
 def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     """Yield checks that the largest unpacked matrix exists in the model and that no quantised one is larger."""
-    if found.stored_bytes is None or found.unpacked_bytes is None or not found.workload.mesh.one:
+    if found.stored_bytes is None or found.unpacked_bytes is None or found.workload.mesh.fsdp > 1:
         return
     symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]
     of = evaluate_formulas(model, replace(found.workload, inputs={}, text_tokens=1, batch=1, new_tokens=0))

@@ -32,8 +32,9 @@ from costproof.ledger.mesh import (
     stage_layers,
 )
 from costproof.ledger.metrics import FLOOR, UNFUSED
-from costproof.ledger.node import Ledger, total
+from costproof.ledger.node import Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES, Workload
+from costproof.models.target import SEQUENCE_COPIES
 
 _MOST_REMAINDERS: Final = 64
 EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
@@ -58,6 +59,7 @@ def recounts(
         routed: mixtures of experts that ranks share.
     """
     yield from _sums(found, workload)
+    yield from _copies(found, workload, one)
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
     yield from _of_engine(workload, counted, one, symbols)
@@ -140,6 +142,15 @@ def _shares(workload: Workload, symbols: Mapping[str, int], place: Mapping[int, 
         for rank in range(mesh.tp):
             held, own = shard(size, mesh.tp, rank), (min(chunk * rank, size), min(chunk * rank + chunk, size))
             yield Recount("", f"rank {rank} of {size} entries", "entries", _packed(held), _packed(own))
+    if mesh.cp > 1:
+        zigzag = workload.inputs.get(CP_PLAN, "zigzag") == "zigzag"
+        parts = [*range(mesh.cp), *reversed(range(mesh.cp))] if zigzag else [*range(mesh.cp)]  # part -> its rank
+        yield Recount("", "a sequence", "parts", workload.sequence_parts, len(parts))
+        for rank, at in place.items():
+            run = replace(workload, inputs={**workload.inputs, RANK: rank})
+            tokens = Fraction(parts.count(at["cp"]) * workload.text_tokens, len(parts))
+            yield Recount("", f"rank {rank}", "tokens of a prompt", run.own_tokens, tokens)
+            yield Recount("", f"rank {rank}", "keeps new tokens", run.keeps_new_tokens, at["cp"] == mesh.cp - 1)
     for depth in range(layers, layers + mesh.pp) if mesh.pp > 1 and layers else ():
         counts, stage = [depth // mesh.pp] * mesh.pp, mesh.pp - 1
         for _ in range(depth % mesh.pp):  # to the stage before the last, then to the ones before it
@@ -188,6 +199,40 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
                     yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
 
 
+def _copies(found: Parallel, workload: Workload, one: Ledger) -> Iterator[Recount]:
+    """Yield the parameters and buffers that ranks hold again, by cause: from ranks that differ along an axis only.
+
+    Along ``tp`` they are those of modules that no plan splits, by the names of their classes.
+    """
+    mesh, held = workload.mesh, {rank: row.stages[""] for row in found.ranks for rank in row.ranks}
+    of = {(d.what, d.metric): d.amount for d in found.duplicates if not d.stage}
+
+    def total(metric: str, *axes: str) -> int:
+        first = (r for r in held if not any(getattr(mesh.coordinates(r), axis) for axis in axes))
+        return sum(held[r].get(metric, 0) for r in first)
+
+    for metric in ("params", "weight_bytes", "buffer_bytes") if mesh.batches == 1 else ():
+        parts = mesh.fsdp > 1 and metric != "buffer_bytes"
+        data = ("dp",) if parts else ("dp", "fsdp")
+        again = total(metric) - total(metric, *data)
+        yield Recount("", _DATA, metric, of.get((_DATA, metric), 0), again)
+        again = 0 if parts else total(metric, *data) - total(metric, *data, "cp")
+        yield Recount("", SEQUENCE_COPIES, metric, of.get((SEQUENCE_COPIES, metric), 0), again)
+    whole: Counter[str] = Counter()
+    for n in bearing(one.nodes, "params"):
+        leaf = n.module.rpartition(".")[2]
+        kind = "norms" if "norm" in leaf else "routers" if n.role.endswith(".router") else ""
+        kind = "latents of MLA, and the projections to them" if leaf in _LATENT_MODULES else kind
+        whole[kind if n.role.startswith("text.") else ""] += n.cost("params") or 0
+    for kind in (kind for kind in whole if kind):
+        yield Recount("", kind, "params", of.get((kind, "params"), 0), (mesh.tp - 1) * whole[kind])
+
+
+_DATA: Final = "copies of data-parallel ranks"
+_LATENT_MODULES: Final = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"})
+"""Last names of the modules of DeepSeek's attention before and behind which latents are whole."""
+
+
 def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
     """Yield second counts of the bytes that a rank sends in each collective, simulating a ring step by step."""
     item = FLOAT_BYTES[workload.dtype]
@@ -199,11 +244,10 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
             continue
         at = c.ranks.index(workload.rank)
         axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
+        yield Recount(c.stage, where, "dtypes", c.dtype == ", ".join(_on_the_wire(c, workload, symbols)), True)
         among = c.ranks if not axis else workload.mesh.group(axis, workload.rank)
         if c.ranks != among:
             yield Recount(c.stage, f"{where}, along {axis}", "ranks", _packed(c.ranks), _packed(among))
-        if axis == "ep/tp" and c.kind == "all_gather" and "int64" not in dtypes:  # numbers of the chosen experts
-            yield Recount(c.stage, where, "dtypes", len(dtypes), len(dtypes) + 1)
         if c.group == "cp" and c.kind == "all_gather":  # a number for each query and head, of all parts of its keys
             split = any(x.group == "tp" and x.module.endswith(".o_proj") for x in found.collectives)
             heads = symbols["text_heads"] // (workload.mesh.tp if split else 1)
@@ -226,6 +270,20 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
                 yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.count * chunk * passed)
         elif c.kind == "send":
             yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.bytes)
+
+
+def _on_the_wire(c: Collectives, workload: Workload, symbols: Mapping[str, int]) -> Iterator[str]:
+    """Yield the dtypes of the tensors in a collective, beginning with the largest.
+
+    Besides tokens, ranks with batches of their own gather numbers of experts and weights, whose dtype decides the bytes
+    that are counted again elsewhere; or they send numbers of pairs.
+    """
+    by_heads = workload.inputs.get(CP_PLAN) == "ulysses" and "text_kv_rank" not in symbols
+    logarithms = c.group == "cp" and c.kind == "all_gather" and not by_heads
+    yield "float32" if logarithms else workload.dtype
+    if c.module.endswith(".experts") and c.kind in ("all_gather", "all_to_all"):
+        yield "int64"
+        yield from ["float32"] if c.kind == "all_gather" and c.dtype.endswith(", float32") else []
 
 
 def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:

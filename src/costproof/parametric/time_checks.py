@@ -7,6 +7,7 @@ model. A difference is a defect of costproof.
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,14 +24,14 @@ from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic
 from costproof.estimate.hardware import Device
-from costproof.estimate.links import CollectiveBound, Devices, LinkBounds, StageLinks
+from costproof.estimate.links import CollectiveBound, Devices, LinkBounds, LinkRates, StageLinks
 from costproof.estimate.roofline import BottleneckThreshold, PartBound, Roof, StageBound, UnpackingTime, WorkBound
 from costproof.estimate.routing import TouchedExperts
 from costproof.ledger.attributes import attribute
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import Bug, Recount
 from costproof.ledger.files import read_json
-from costproof.ledger.mesh import PAIRS, Collectives, Mesh, Schedule
+from costproof.ledger.mesh import PAIRS, RANK, Collectives, Mesh, Schedule
 from costproof.ledger.metrics import (
     ARITHMETIC,
     FLOOR,
@@ -49,6 +50,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.native import stored_formulas
 from costproof.models.target import WithFormulas, WithStorage, sharded
 from costproof.parametric.rank_checks import EXCHANGED
+from costproof.parametric.targets import evaluate_formulas
 
 # --- Parts of the model one after another ---------------------------------------------------------------------------
 
@@ -305,22 +307,74 @@ def overlap_recounts(
         yield Recount(links.id, "longest clock", "seconds", Fraction(clocks_of[links.bound or "links"]), longest)
 
 
-def rank_recounts(found: LinkBounds, mesh: Mesh, rank: int, run: StageBound) -> Iterator[Recount]:
-    """Yield checks that each rank has one row of times, slowest first, with the counted rank's own times."""
-    rows = {r: row for row in found.ranks for r in row.ranks}
-    alone = len(rows) == 1 < mesh.world  # of a given routing, only the counted rank is known
+def rank_recounts(
+    found: LinkBounds, model: WithFormulas | None, workload: Workload, run: StageBound, of: Roof,
+    arithmetic: Arithmetic, devices: Devices,
+) -> Iterator[Recount]:  # fmt: skip
+    """Yield checks that each rank has one row of times, slowest first, computed part by part from its own formulas.
+
+    Args:
+        found: the bounds.
+        model: target whose formulas give the times; ``None``: only the counted rank is known.
+        workload: the run, with that rank.
+        run: time bounds of the whole run of that rank.
+        of, arithmetic, devices: the roofline, and the devices with their links.
+    """
+    rows, world = {r: row for row in found.ranks for r in row.ranks}, workload.mesh.world
     yield Recount(
-        "", "ranks with times", "number", sum(len(row.ranks) for row in found.ranks), 1 if alone else mesh.world
+        "", "ranks with times", "number", sum(len(row.ranks) for row in found.ranks), 1 if model is None else world
     )
     times = [Fraction(row.overlapped_s or 0) for row in found.ranks]
     yield Recount("", "slowest rank", "overlapped_s", times[0], max(times))
-    own, of = rows[rank], found.stages[-1]
+    own, last = rows[workload.rank], found.stages[-1]
     for metric, time, again in (
         ("roof_s", own.roof_s, run.modules.seconds),
-        ("exposed_s", own.exposed_s, of.exposed_s),
-        ("overlapped_s", own.overlapped_s, of.overlapped_s),
+        ("exposed_s", own.exposed_s, last.exposed_s),
+        ("overlapped_s", own.overlapped_s, last.overlapped_s),
     ):
-        yield Recount("", f"rank {rank}", metric, Fraction(time or 0), Fraction(again or 0))
+        yield Recount("", f"rank {workload.rank}", metric, Fraction(time or 0), Fraction(again or 0))
+    for row in found.ranks:
+        of_row = replace(workload, inputs={**workload.inputs, RANK: row.ranks[-1]})
+        known = None if model is None else _times_of_rank(model, of_row, of, arithmetic, devices)
+        for metric, time_again in (known or {}).items():
+            if (time := getattr(row, metric)) is not None:
+                yield Recount("", f"rank {row.ranks[-1]}, by its formulas", metric, Fraction(time), time_again)
+
+
+def _times_of_rank(
+    model: WithFormulas, run: Workload, of: Roof, arithmetic: Arithmetic, devices: Devices
+) -> dict[str, Fraction] | None:
+    """Return the time of a rank's modules and of its collectives: the sum, and the longer of both; ``None`` if unknown.
+
+    Routed experts have the mean of the rows of all ranks that share them, each cost of a part rounded down.
+    """
+    ranks, shared = sharded(model), ranks_of_experts(run)
+    sums: defaultdict[tuple[str, str], defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for n in evaluate_formulas(model, run).nodes:
+        costs = {m: n.cost(m) or 0 for m in (*_SIDES, "comm_bytes") if m in n.costs or m in n.exprs}
+        sums[n.stage, n.role][n.kind].update(costs)
+    waits = roofed = Fraction(0)
+    for (_, role), kinds in sums.items():
+        compute, moved = Fraction(0), 0
+        for kind, cost in kinds.items():
+            if shared > 1 and "experts" in role.split("."):
+                cost.update({m: size // shared - size for m, size in cost.items() if m not in _OF_EXPERTS})
+            least = _least_compute(
+                defaultdict(Fraction, {m: Fraction(n) for m, n in cost.items()}), kind, of, arithmetic
+            )
+            if least is None:
+                return None
+            compute += least
+            moved += sum(cost[metric] for metric in TRAFFIC) - cost[SPARED] - cost[UNPACKED]
+            if cost["comm_payload_bytes"]:
+                assert ranks is not None
+                group = run.mesh.ranks_of(kind, ranks.shares(run).axis_of(role, kind), run.rank)
+                if kind == "all_to_all" and PAIRS in run.inputs:
+                    waits += seconds_to_leave(cost["comm_bytes"], group, run.rank, devices)
+                else:
+                    waits += cost["comm_payload_bytes"] * least_seconds(kind, group, devices)
+        roofed += max(compute, Fraction(max(0, moved), of.bandwidth))
+    return {"roof_s": roofed, "exposed_s": roofed + waits, "overlapped_s": max(roofed, waits)}
 
 
 # --- Routed experts that ranks share ---------------------------------------------------------------------------------
@@ -331,8 +385,14 @@ _OF_EXPERTS: Final = frozenset(
 """Metrics of routed experts that do not depend on the number of tokens that each expert receives."""
 
 
-def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:
+def ranks_of_experts(run: Workload) -> int:
+    """Return the number of ranks that share the tokens of routed experts; 1 if the run gives the tokens of each."""
+    return 1 if PAIRS in run.inputs else len(run.mesh.group("ep", run.rank))
+
+
+def mean_recounts(whole: Folded, mean: Folded, run: Workload) -> Iterator[Recount]:
     """Yield checks that the mean counts of all ranks sum to the tokens of routed experts, with weights unchanged."""
+    ranks = ranks_of_experts(run)
     for stage, parts in whole.rows.items():
         for part, kinds in parts.items():
             outer = ".".join(part.split(".")[: part.split(".").index("experts") + 1]) if ".experts" in part else part
@@ -407,29 +467,52 @@ _SIDES: Final = (
 
 def border_recounts(
     model: WithFormulas, workload: Workload, borders: Iterable[BottleneckThreshold], of: Roof, arithmetic: Arithmetic,
-    devices: Devices, shared: int,
+    devices: Devices,
 ) -> Iterator[Recount]:  # fmt: skip
     """Yield second counts of both sides of each bottleneck change, evaluated node by node at its setting value.
 
-    Of ``shared`` ranks, which share routed experts, each has the mean of the rows.
+    Two clocks of which one depends on a setting have a border, found or not.
     """
     known: dict[tuple[str, int], Mapping[tuple[str, str], Fraction | None]] = {}
+    asked = set()
+
+    def at(setting: str, value: int) -> Mapping[tuple[str, str], Fraction | None]:
+        if (setting, value) not in known:
+            changed: dict[str, Any] = {setting: value}
+            known[setting, value] = _sides(model, replace(workload, **changed), of, arithmetic, devices)
+        return known[setting, value]
+
     for border in borders:
-        point = border.points[-1]
-        if (key := (border.setting, point.at)) not in known:
-            changed: dict[str, Any] = {border.setting: point.at}
-            known[key] = _sides(model, replace(workload, **changed), of, arithmetic, devices, shared)
+        point, key = border.points[-1], (border.setting, border.points[-1].at)
+        at(*key)
+        asked.add((border.stage, border.setting, border.left, border.right))
         for name, value in ((border.left, point.left), (border.right, point.right)):
             if (again := known[key].get((border.stage, name), Fraction(0))) is not None:
                 where = f"{name} at {border.setting} {point.at}"
                 yield Recount(border.stage, where, border.unit, Fraction(value), again)
+    for setting, place in tuple(known):
+        own = at(setting, getattr(workload, setting))
+        depends = {side for side, amount in at(setting, place).items() if amount != own.get(side)}
+        for left, right in _BORDERS[setting]:
+            for stage, side in depends:
+                if side == left and None not in (own.get((stage, left)), own.get((stage, right))):
+                    found = (stage, setting, left, right) in asked
+                    yield Recount(stage, f"{left} and {right} by {setting}", "are compared", found, True)
+
+
+_LINKED: Final = (("links", "memory"), ("compute", "links"))
+_BORDERS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "batch": (("compute", "memory"), ("compute", "weights once"), *_LINKED),
+    "text_tokens": (*_LINKED, ("scores of attention", "MLPs"), ("keys and values of the past", "weights")),
+}
+"""Setting -> the sides that are compared along it."""
 
 
 def _sides(
-    model: WithFormulas, run: Workload, of: Roof, arithmetic: Arithmetic, devices: Devices, shared: int
+    model: WithFormulas, run: Workload, of: Roof, arithmetic: Arithmetic, devices: Devices
 ) -> Mapping[tuple[str, str], Fraction | None]:
     """Return the value of each side of the bottleneck changes in a run, by (stage, side); ``None`` if unknown."""
-    config, ranks = model.info().symbols, sharded(model)
+    config, ranks, shared = model.info().symbols, sharded(model), ranks_of_experts(run)
     calls = {(call.stage, call.id): {**config, **call.symbols} for call in model.invocations(run)}
     alike = Counter(
         (n.stage, n.invocation, n.kind, n.role, tuple((m, n.exprs[m]) for m in _SIDES if m in n.exprs))
@@ -447,11 +530,14 @@ def _sides(
             "compute": _least_compute(cost, kind, of, arithmetic),
             "memory": (sum(cost[metric] for metric in TRAFFIC) - cost[UNPACKED]) / of.bandwidth,
             "weights once": weights / of.bandwidth,
-            "scores of attention": cost[KEPT_FLOPS] * (kind == "attention"),
-            "MLPs": cost[KEPT_FLOPS] * bool({"mlp", "experts"} & {*parts}),
-            "keys and values of the past": cost["kv_read_bytes"],
             "weights": weights,
         }
+        if kind == "attention":
+            sides["scores of attention"] = cost[KEPT_FLOPS]
+        if {"mlp", "experts"} & {*parts}:
+            sides["MLPs"] = cost[KEPT_FLOPS]
+        if cost["kv_read_bytes"]:
+            sides["keys and values of the past"] = cost["kv_read_bytes"]
         if (payload := cost["comm_payload_bytes"]) and ranks is not None and devices.device.interconnect is not None:
             group = run.mesh.ranks_of(kind, ranks.shares(run).axis_of(role, kind), run.rank)
             if len(_nodes(group, devices)) == 1 or devices.device.network is not None:
@@ -570,6 +656,14 @@ def link_recounts(
     named = {(b.stage, b.kind, b.ranks, b.nodes) for b in found.collectives}
     spread = {(c.stage, c.kind, len(c.ranks), len(_nodes(c.ranks, devices))) for c in every}
     yield Recount("", "groups of ranks in nodes", "are those of the collectives", named == spread, True)
+    figures = devices.device.figures()
+    rates: dict[str, int | None] = {
+        name: figure.value for name, figure in figures.items() if name in ("interconnect", "node", "network")
+    }
+    rates |= {} if devices.node is None else {"node": devices.node}
+    rates |= {} if any(nodes > 1 for *_, nodes in spread) else {"network": None}
+    for name in ("interconnect", "node", "network"):
+        yield Recount("", f"links, {name}", "is that of the device", getattr(found, name) == rates.get(name), True)
     for (stage, kind, metric), (first, again) in sums.items():
         yield Recount(stage, f"links, {kind or 'all collectives'}", metric, first, again)
     for of in found.stages:
@@ -596,6 +690,20 @@ def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction
     at_rank = _entering(kind, group, one) / (link.value + network.value)
     within = one if kind == "send" else parts[-1]
     return max(at_rank, _entering(kind, group, within) / (len(within) * network.value))
+
+
+def rate_recounts(
+    found: LinkRates | None, on: str | os.PathLike[str] | Device, devices: Devices, mesh: Mesh
+) -> Iterator[Recount]:
+    """Yield whether devices are those of their name, and whether all rates that a run takes are known."""
+    if not isinstance(on, Device):
+        count, node = devices.count, devices.node
+        sizes = [] if count is None else [count] if node is None else [count // node, node]
+        said = [int(size) for size in os.fspath(on).replace(" ", "").split("x")[: len(sizes)] if size.isdecimal()]
+        yield Recount("", "numbers of devices", "are those of the name", said == sizes, True)
+    nodes, link, network = _nodes(range(mesh.world), devices), devices.device.interconnect, devices.device.network
+    known = link is not None and (len(nodes) == 1 or network is not None)
+    yield Recount("", "rates of the links", "are known", found is not None, known)
 
 
 def _nodes(group: Sequence[int], devices: Devices) -> Collection[list[int]]:

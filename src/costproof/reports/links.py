@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Final
 
 from costproof.estimate.links import LinkBounds, RankTimes, StageLinks
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.reports.document import Block, Code, Items, Table
 from costproof.reports.static import ranks_text
 from costproof.views.numbers import duration, exact, human
@@ -44,6 +45,8 @@ def devices_sentence(found: LinkBounds) -> str:
 def ranks_sentence(found: LinkBounds) -> str:
     """Return a sentence on the slowest and the fastest ranks."""
     slowest, fastest = found.ranks[0], found.ranks[-1]
+    longest, shortest = (Fraction(row.overlapped_s or 0) for row in (slowest, fastest))
+    check_recounts([Recount("", "fastest rank", "is slower", shortest > longest, False)])
     if len(found.ranks) == 1 and len(slowest.ranks) == found.count:
         return f"All {found.count} ranks have these times."
     if sum(len(r.ranks) for r in found.ranks) < found.count:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Final
 
 from costproof.ledger.capture import Padding, WholeModel
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.mesh import Parallel
 from costproof.ledger.metrics import EVERY_METRIC, FVCORE, METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import largest
@@ -366,12 +367,22 @@ def copy_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 
 def ranks_lines(found: Parallel) -> Iterator[str]:
     """Yield short lines on the ranks for the summary on a terminal."""
+    own = next(row.stages for row in found.ranks if found.rank in row.ranks)
+
+    def check(stage: str, metric: Metric, number: int, again: int) -> None:
+        check_recounts([Recount(stage, "the line on ranks", metric, number, again)])
+
+    def of_all(stage: str, metric: Metric) -> list[int]:
+        return [row.stages[stage][metric] for row in found.ranks for _ in row.ranks if stage in row.stages]
+
     for stage in filter(None, found.ranks[0].stages):
         sent = {c.kind: 0 for c in found.collectives if c.stage == stage}
         for c in found.collectives:
             if c.stage == stage:
                 sent[c.kind] += c.count
         _, (most, who) = found.extremes(stage, "comm_bytes")
+        check(stage, "messages", sum(sent.values()), own[stage]["messages"])
+        check(stage, "comm_bytes", most, max(of_all(stage, "comm_bytes")))
         kinds = ", ".join(f"{count} {kind}" for kind, count in sent.items()) or "no collectives"
         most_of = "a rank sends" if ranks_text(tuple(who), found.mesh.world) == "all" else "a rank sends at most"
         yield f"{stage}: {kinds}; {most_of} {human(most, 'B')}{_only_rank(who, found)}"
@@ -380,6 +391,9 @@ def ranks_lines(found: Parallel) -> Iterator[str]:
     yield f"weights of a rank: {at_most}{human(most, 'B')}{_only_rank(who, found)}"
     held = sum(d.bytes for d in found.duplicates if not d.stage and d.metric == "weight_bytes")
     whole = found.one_device.get("", {}).get("weight_bytes", 0)
+    every = of_all("", "weight_bytes")
+    check("", "weight_bytes", whole + held, sum(every))
+    check("", "weight_bytes", most - least, max(every) - min(every))
     yield f"weights of all ranks: {human(whole, 'B')} of one device and {human(held, 'B')} of copies"
 
 
@@ -405,4 +419,8 @@ def ranks_text(ranks: tuple[int, ...], world: int) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
+    said = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
+    ends = [part.split(" to ") for part in said.split(", ")]
+    named = [rank for end in ends for rank in range(int(end[0]), int(end[-1]) + 1)]
+    check_recounts([Recount("", f"ranks {said}", "are named", named == [*ranks], True)])
+    return said

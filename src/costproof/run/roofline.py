@@ -22,6 +22,7 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.links import (
     EXPERT_PRODUCTS,
     CollectiveBound,
+    Devices,
     LinkBounds,
     LinkRates,
     RankTimes,
@@ -46,14 +47,14 @@ from costproof.estimate.roofline import (
     unpacking_time,
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
-from costproof.ledger.baseline import Folded, fold_ledger
+from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput, check_recounts
 from costproof.ledger.mesh import PAIRS, RANK, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
-from costproof.models.target import Sharded, sharded
+from costproof.models.target import WithKeys, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve
 from costproof.parametric.targets import count_ranks, evaluate_formulas
@@ -65,6 +66,7 @@ from costproof.parametric.time_checks import (
     mean_recounts,
     overlap_recounts,
     rank_recounts,
+    rate_recounts,
     schedule_recounts,
     sent_recounts,
     stored_work_recounts,
@@ -72,7 +74,7 @@ from costproof.parametric.time_checks import (
     unpacked_recounts,
 )
 from costproof.run.operand_files import OperandInput, check_whole
-from costproof.run.operands import Operand, check_counted, is_without_formulas, read_operand
+from costproof.run.operands import Operand, baseline_by_formulas, check_counted, is_without_formulas, read_operand
 
 FLOAT8: Final = "float8"
 ATTENTION: Final = "attention"
@@ -134,7 +136,7 @@ def roofline(
     run_dtype, notes = side.workload.dtype, side.notes
     shared = _sharing(side.workload)
     if shared > 1:
-        folded, notes = _mean_counts(folded, shared), (*notes, _MEAN)
+        folded, notes = _mean_counts(folded, side.workload), (*notes, _MEAN)
     arithmetic, dtype = arithmetic_of(folded, run_dtype, math)
     if math is None and dtype == FLOAT8 and device.bounding_peak(FLOAT8) is None:
         # Engines unpack the weights on a device that does not multiply in eight bits.
@@ -168,13 +170,12 @@ def roofline(
         check_recounts(unpacked_recounts(folded, run, FLOAT8))
     links = None
     if not mesh.one:
-        rates, why = link_rates(devices, mesh)
-        sent = folded.total("comm_bytes")
-        check_recounts(sent_recounts(folded, sent))
+        (rates, why), sent = link_rates(devices, mesh), folded.total("comm_bytes")
+        check_recounts((*rate_recounts(rates, on, devices, mesh), *sent_recounts(folded, sent)))
         unsent = "" if rates is not None else f": {'unknown' if sent is None else f'{sent:,}'} B in {mesh.text}"
         notes = (*notes, *([f"{why}{unsent}"] if why else ()))
         if rates is not None and sent is not None:
-            bounded = _Ranks(read, of, arithmetic, rates, routed=kind != "bound")
+            bounded = _Ranks(read, of, arithmetic, rates, devices, routed=kind != "bound")
             links = bounded.links(folded, run, stages, parts)
             if name == "analytic" and (of_ranks := sharded(read.target)) is not None:
                 counted = count_ranks(of_ranks, side.workload, evaluate_formulas(of_ranks, side.workload))
@@ -186,7 +187,7 @@ def roofline(
         found = _borders(batch, length, of, arithmetic, {} if links is None else links.rates(), shared)
         called = {stage.id for stage in stages}  # formulas of an uneven batch have stages that are never called
         solved = [border for border in found if border.stage in called]
-        check_recounts(border_recounts(read.target, side.workload, solved, of, arithmetic, devices, shared))
+        check_recounts(border_recounts(read.target, side.workload, solved, of, arithmetic, devices))
     # Formulas give a bound: if a stage reads other experts, its weight bytes are unknown.
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
@@ -224,9 +225,9 @@ _MEAN: Final = (
 )
 
 
-def _mean_counts(folded: Folded, ranks: int) -> Folded:
+def _mean_counts(folded: Folded, workload: Workload) -> Folded:
     """Return :func:`mean_of_experts`, checked against an independent second count."""
-    check_recounts(mean_recounts(folded, found := mean_of_experts(folded, ranks), ranks))
+    check_recounts(mean_recounts(folded, found := mean_of_experts(folded, _sharing(workload)), workload))
     return found
 
 
@@ -243,6 +244,7 @@ class _Ranks:
     of: Roof
     arithmetic: Arithmetic
     rates: LinkRates
+    devices: Devices
     routed: bool
 
     def axis_of(self, part: str, kind: str) -> str:
@@ -258,27 +260,26 @@ class _Ranks:
         sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
         check_recounts(overlap_recounts(self.of, parts, sent, own := [_with_links(s, sent) for s in (*stages, run)]))
         times = [RankTimes((workload.rank,), run.modules.seconds, own[-1].exposed_s, own[-1].overlapped_s)]
-        if (target := sharded(self.read.target)) is not None and not self.routed:
-            counted = count_ranks(target, workload, evaluate_formulas(target, workload)).ranks
-            times = [self._times(target, row.ranks, times[0]) for row in counted]
+        target = None if self.routed else self.read.target
+        if target is not None and (of_ranks := sharded(target)) is not None:
+            counted = count_ranks(of_ranks, workload, evaluate_formulas(of_ranks, workload))
+            times = [self._times(target, row.ranks, times[0]) for row in counted.ranks]
         times.sort(key=lambda t: (-Fraction(t.overlapped_s or 0), -Fraction(t.exposed_s or 0), t.ranks))
-        spread = any(c.nodes > 1 for c in sent)
-        mesh, rates = workload.mesh, self.rates
-        found = LinkBounds(
-            mesh.world, rates.node, rates.interconnect, rates.network if spread else None, sent, tuple(own),
-            tuple(times),
-        )  # fmt: skip
-        check_recounts(rank_recounts(found, mesh, workload.rank, run))
+        rates, spread = self.rates, any(c.nodes > 1 for c in sent)
+        figures = (rates.node, rates.interconnect, rates.network if spread else None)
+        found = LinkBounds(workload.mesh.world, *figures, sent, tuple(own), tuple(times))
+        of_run = (workload, run, self.of, self.arithmetic, self.devices)
+        check_recounts(rank_recounts(found, target if sharded(target) else None, *of_run))
         return found
 
-    def _times(self, target: Sharded, ranks: tuple[int, ...], counted: RankTimes) -> RankTimes:
+    def _times(self, target: WithKeys, ranks: tuple[int, ...], counted: RankTimes) -> RankTimes:
         workload = self.read.baseline.workload
         if workload.rank in ranks:
             return replace(counted, ranks=ranks)
         other = replace(workload, inputs={**workload.inputs, RANK: ranks[0]})
-        folded = fold_ledger(evaluate_formulas(target, other), {})
-        if (shared := _sharing(other)) > 1:
-            folded = _mean_counts(folded, shared)
+        folded = baseline_by_formulas(target, other).sources["analytic"]
+        if _sharing(other) > 1:
+            folded = _mean_counts(folded, other)
         run, stages, parts = bounds(folded, self.of, self.arithmetic)
         sent = tuple(collective_bounds(folded, self.rates, other, self.axis_of))
         found = _with_links(run, sent)
@@ -370,7 +371,7 @@ def _borders(
             mlp = (MetricTerm(KEPT_FLOPS, _where(stage, _mixes)),)
             asked = "spends more FLOPs on scores than on MLPs"
             yield from border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
-        if any(depends_on_context(node.exprs.get("kv_read_bytes", "0")) for node in here):
+        if any(depends_on_context(s) or "cp_tokens" in s for s in (n.exprs.get("kv_read_bytes", "0") for n in here)):
             sides = (
                 _sum("kv_read_bytes", stage),
                 (*_sum(UNPACKED, stage, factor=-1), *_sum("weight_read_bytes", stage)),
