@@ -20,7 +20,7 @@ from costproof.run.prepare import Prepared
 from costproof.tracers.peaks.calls import calls
 from costproof.tracers.peaks.program import exported_memory, on_fake_cpu
 from tests.estimate.test_live_peaks import load_pieces
-from tests.models.test_random_ranks import configurations
+from tests.oracles.random_meshes import configurations
 
 SMALL: Final = "layers=2,hidden=32,heads=4,kv_heads=2,head_dim=12,vocab=102,max_positions=4096"
 DENSE: Final = f"{SMALL},intermediate=48"
