@@ -188,8 +188,8 @@ def test_an_index_and_its_shards_agree(tmp_path: Path) -> None:
 
 
 def test_a_tensor_of_gguf_has_one_entry(tmp_path: Path) -> None:
-    entry = struct.pack("<Q", 1) + b"a" + struct.pack("<IQIQ", 1, 32, 0, 0)
-    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entry + entry)
+    entries = [struct.pack("<Q", 1) + b"a" + struct.pack("<IQIQ", 1, 32, 0, at) for at in (0, 32 * 4)]
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + b"".join(entries))
     with pytest.raises(BadInput, match="twice"):
         read_header(tmp_path / "a.gguf")
 

@@ -164,7 +164,7 @@ def test_a_mistake_in_the_module_for_further_tokens_is_found(
     target = write(tmp_path, DEEPSEEK, FP8)
     stored(target, next_token=1)
     monkeypatch.setattr(stored_module, "next_token_tensors", planted(stored_module, "next_token_tensors", old, new))
-    with pytest.raises(ReadingsDiffer, match=f"published headers have\n.*{where}"):
+    with pytest.raises(ReadingsDiffer, match=f"in published headers\n.*{where}"):
         stored(target, next_token=1)
 
 

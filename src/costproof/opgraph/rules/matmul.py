@@ -44,7 +44,7 @@ NONZERO: Final = "nonzero"
 
 
 def mac(op: OpCall) -> int:
-    """Return the FLOPs of one multiply-accumulate of a call: 2, or 8 if the result is complex."""
+    """Return the FLOPs of one multiply-accumulate of a call: 2 for real results, 8 for complex ones."""
     return 8 if is_complex(op) else 2
 
 
