@@ -438,14 +438,15 @@ def touched_recounts(
         for metric, size in (("experts", one.experts), ("topk", one.top_k)):
             yield Recount(one.stage, f"experts of layer {one.layer}", metric, size, values[f"{tower}_{metric}"])
         if data is None:
-            every = one.experts - sympy.sympify(one.touched, rational=True)
+            rest = one.experts - sympy.sympify(one.touched, rational=True)
+            every = Fraction(int(rest.p), int(rest.q))  # not by its text, which Python limits to 4,300 digits
             again = Fraction(one.experts - one.top_k, one.experts) ** one.tokens * one.experts
         else:
             calls = data[one.stage]
             every, again = Fraction(one.touched), Fraction(0)
             for chosen in (call[one.layer] for call in calls):
                 again += Fraction(len({*chain.from_iterable(chosen)}), len(calls))
-        yield Recount(one.stage, f"experts of layer {one.layer}", "touched", Fraction(str(every)), again)
+        yield Recount(one.stage, f"experts of layer {one.layer}", "touched", every, again)
         key = node.stage, node.invocation, node.exprs["weight_read_bytes"], one.touched
         if key not in known:
             left_out = Fraction(comb(one.experts - 1, one.top_k), comb(one.experts, one.top_k))
