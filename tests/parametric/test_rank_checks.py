@@ -23,6 +23,7 @@ from costproof.parametric import rank_checks, targets
 from costproof.parametric.memory_checks import room_recounts
 from costproof.parametric.rank_checks import copies_by_sets, gathered, scattered
 from costproof.parametric.time_checks import least_seconds
+from costproof.reports.static import ranks_text
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +66,13 @@ def test_copies_of_two_of_four_experts() -> None:
     assert copies_by_sets(limited, mesh, "by-rank", 2, uniform=True) == Fraction(1, 2)
 
 
+def test_ranks_as_text() -> None:
+    assert ranks_text((0, 1, 2, 3, 7), 9) == "0 to 3, 7"
+    assert ranks_text((1, 3), 4) == "1, 3"
+    assert ranks_text((4, 5), 6) == "4 to 5"
+    assert ranks_text((0, 1), 2) == "all"
+
+
 def test_bytes_through_a_cut() -> None:
     # Nodes of two: 450 GB/s within, 50 GB/s between. An all-reduce of M over 2 x 2 needs M through 2 x 50 GB/s; an
     # all-gather M/2 of it; all-to-all 2 x 2 of 4 x 4 chunks, M/4 each, into a node: M through 100 GB/s.
@@ -93,6 +101,15 @@ def _replaced(owner: object, name: str, made: object) -> Callable[[pytest.Monkey
 
 def _all_to_the_first(batch: int, mesh: Mesh, rank: int) -> int:
     return batch - (mesh.dp - 1) if mesh.coordinates(rank).dp == 0 else 1
+
+
+def _along_tp(before: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plant ``tp`` in place of another axis, where both have as many ranks, or the same."""
+    right = sharding.Shards.axis_of
+    return _replaced(
+        sharding.Shards, "axis_of",
+        lambda self, role, kind: "tp" if (found := right(self, role, kind)) == before else found,
+    )  # fmt: skip
 
 
 def _in_other_order(mesh: Mesh, rank: int) -> Coordinates:
@@ -147,6 +164,12 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
     "collectives of another axis": (
         _replaced(sharding.Shards, "axis_of", lambda self, role, kind: "dp"),
         "llama-3.1-8b", {"tp": 2, "dp": 2, "batch": 2},
+    ),
+    "experts along tp": (_along_tp("ep"), "qwen3-30b-a3b", {"tp": 2, "ep": 2}),
+    "parts of a sequence along tp": (_along_tp("cp"), "llama-3.1-8b", {"tp": 2, "cp": 2}),
+    "stages along tp": (_along_tp("pp"), "llama-3.1-8b", {"tp": 2, "pp": 2}),
+    "methods of dispatch left out": (
+        _replaced(targets, "_dispatches", lambda *_: iter(())), "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2},
     ),
     "numbers of experts without a dtype": (
         _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)),

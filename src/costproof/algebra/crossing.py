@@ -73,7 +73,7 @@ def _pieces(
 def _taken(
     arguments: tuple[sympy.Expr, ...], variable: sympy.Symbol, at: int, better: Callable[[Fraction, Fraction], bool]
 ) -> sympy.Expr:
-    """Return the argument that a minimum or maximum selects at an integer or, on a tie, at the next integer."""
+    """Return the argument that a Min or Max equals at an integer; on a tie, the one that it equals at the next."""
     found = arguments[0]
     for other in arguments[1:]:
         here, there = (_value(_coefficients(a, variable), at) for a in (found, other))

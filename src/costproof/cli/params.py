@@ -154,7 +154,7 @@ class AxisParam(click.ParamType[str]):
 
 
 FILE: Final = click.Path(path_type=Path, readable=False)
-"""Click parameter type of a path, whose readability is checked only when it is read."""
+"""Click parameter type of a file path; a command checks whether the file can be read when it opens it."""
 TARGET: Final = NameParam(lambda target: api.targets(), or_file=True)
 PRESET: Final = NameParam(lambda target: [w.name for w in api.workloads(target)] if target else ())
 STAGE: Final = NameParam(lambda target: api.stages(target) if target and not _names_a_function(target) else ())

@@ -237,7 +237,7 @@ class MeasuredStage:
 
     @property
     def device_alone(self) -> int | None:
-        """Return the nanoseconds of device work; without kernels, of the operators in isolation."""
+        """Return the device time in ns: of all kernels, or, if none was recorded, of the operators timed alone."""
         return self.replay if self.clocks is None or not self.clocks.launches else self.clocks.device
 
 

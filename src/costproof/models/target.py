@@ -104,6 +104,8 @@ class Uncut(WithFormulas, Protocol):
         """Return the same target with all layers."""
 
 
+DATA_COPIES: Final = "copies of data-parallel ranks"
+"""Name, in sums over ranks, of costs that ranks along ``dp`` and ``fsdp`` duplicate."""
 SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 """Name, in a :class:`Sharing` and in sums over ranks, of costs that ranks along ``cp`` duplicate."""
 

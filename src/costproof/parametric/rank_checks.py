@@ -20,6 +20,8 @@ from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import Recount
 from costproof.ledger.mesh import (
     CP_PLAN,
+    EP_BATCHES,
+    FSDP_CP,
     PAIRS,
     PLAN,
     RANK,
@@ -34,7 +36,7 @@ from costproof.ledger.mesh import (
 from costproof.ledger.metrics import FLOOR, UNFUSED
 from costproof.ledger.node import Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES, Workload
-from costproof.models.target import SEQUENCE_COPIES
+from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES
 
 _MOST_REMAINDERS: Final = 64
 EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
@@ -63,6 +65,9 @@ def recounts(
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
     yield from _of_engine(workload, counted, one, symbols)
+    spread = routed is not None and workload.mesh.batches > 1 and PAIRS not in workload.inputs
+    spread = spread and not workload.gathered_batches
+    yield Recount("", "methods of dispatch", "are given", bool(found.dispatches), spread)
     if routed is not None and found.dispatches:
         yield from _mixtures(routed, one, symbols)
         yield from _dispatched(found, workload, routed)
@@ -215,7 +220,7 @@ def _copies(found: Parallel, workload: Workload, one: Ledger) -> Iterator[Recoun
         parts = mesh.fsdp > 1 and metric != "buffer_bytes"
         data = ("dp",) if parts else ("dp", "fsdp")
         again = total(metric) - total(metric, *data)
-        yield Recount("", _DATA, metric, of.get((_DATA, metric), 0), again)
+        yield Recount("", DATA_COPIES, metric, of.get((DATA_COPIES, metric), 0), again)
         again = 0 if parts else total(metric, *data) - total(metric, *data, "cp")
         yield Recount("", SEQUENCE_COPIES, metric, of.get((SEQUENCE_COPIES, metric), 0), again)
     whole: Counter[str] = Counter()
@@ -228,7 +233,6 @@ def _copies(found: Parallel, workload: Workload, one: Ledger) -> Iterator[Recoun
         yield Recount("", kind, "params", of.get((kind, "params"), 0), (mesh.tp - 1) * whole[kind])
 
 
-_DATA: Final = "copies of data-parallel ranks"
 _LATENT_MODULES: Final = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"})
 """Last names of the modules of DeepSeek's attention before and behind which latents are whole."""
 
@@ -244,8 +248,9 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
             continue
         at = c.ranks.index(workload.rank)
         axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
+        yield Recount(c.stage, where, f"is of the group {c.group}", c.group == axis, True)
         yield Recount(c.stage, where, "dtypes", c.dtype == ", ".join(_on_the_wire(c, workload, symbols)), True)
-        among = c.ranks if not axis else workload.mesh.group(axis, workload.rank)
+        among = c.ranks if c.kind == "send" else workload.mesh.group(axis, workload.rank)
         if c.ranks != among:
             yield Recount(c.stage, f"{where}, along {axis}", "ranks", _packed(c.ranks), _packed(among))
         if c.group == "cp" and c.kind == "all_gather":  # a number for each query and head, of all parts of its keys
@@ -255,7 +260,8 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
             if workload.inputs.get(CP_PLAN) == "ulysses" and "text_kv_rank" not in symbols:  # or results of own heads
                 numbers = numbers * symbols["text_head_dim"] // n
             yield Recount(c.stage, where, "comm_payload_bytes", c.bytes, numbers * FLOAT_BYTES.get(dtypes[0], 0))
-        sizes = [own_batch(workload.batch, workload.mesh, r) for r in c.ranks] if axis == "ep/tp" else []
+        uneven = axis == EP_BATCHES and c.kind != "all_to_all"
+        sizes = [own_batch(workload.batch, workload.mesh, r) for r in c.ranks] if uneven else []
         if len({*sizes}) > 1:  # parts as large as the batches
             passed = gathered(n, at, sizes) if c.kind == "all_gather" else scattered(n, at, sizes)
             yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, Fraction(c.bytes * passed, sum(sizes)))
@@ -301,14 +307,15 @@ def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
 
 
 def _axis(c: Collectives, mesh: Mesh) -> str:
-    """Return the mesh axis of a collective; empty if the kind of collective leaves it open, or with ``cp``."""
-    if c.kind in ("send", "all_to_all") or mesh.cp > 1:
-        return ""
-    if mesh.fsdp > 1 and c.module.rpartition(".")[2] in ("*", "(root)"):  # before a layer, and before the model
-        return "fsdp"
-    if c.module.endswith(".experts") and mesh.ep > 1:
-        return "ep" if mesh.batches == 1 else "tp" if c.kind == "all_reduce" else "ep/tp"
-    return "tp"
+    """Return the mesh axis, or combination of axes, of a collective, by its kind and its module's name."""
+    leaf = c.module.rpartition(".")[2]
+    if mesh.fsdp > 1 and leaf in ("*", "(root)"):  # before a layer, and before the model
+        return "fsdp" if mesh.cp == 1 else FSDP_CP
+    if leaf == "self_attn":  # its projections are modules of their own
+        return "cp"
+    if leaf == "experts" and mesh.ep > 1:
+        return "ep" if mesh.batches == 1 else "tp" if c.kind == "all_reduce" else EP_BATCHES
+    return "pp" if c.kind == "send" else "tp"
 
 
 def gathered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:

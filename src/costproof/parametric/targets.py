@@ -37,7 +37,7 @@ from costproof.ledger.metrics import KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
-from costproof.models.target import SEQUENCE_COPIES, Sharded, Sharing, WithKeys, WithMemory
+from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES, Sharded, Sharing, WithKeys, WithMemory
 from costproof.parametric.rank_checks import places, recounts
 
 
@@ -347,9 +347,6 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
 def _put_in(expr: str, numbers: Mapping[str, int]) -> sympy.Expr:
     found = parse(expr)
     return found.xreplace({s: sympy.Integer(numbers[s.name]) for s in found.free_symbols if s.name in numbers})
-
-
-DATA_COPIES: Final = "copies of data-parallel ranks"
 
 
 @dataclass(frozen=True, slots=True)
