@@ -19,6 +19,7 @@ from typing import Final
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import Recount
 from costproof.ledger.mesh import (
+    AXES,
     CP_PLAN,
     EP_BATCHES,
     FSDP_CP,
@@ -33,9 +34,9 @@ from costproof.ledger.mesh import (
     splits_of,
     stage_layers,
 )
-from costproof.ledger.metrics import FLOOR, UNFUSED
-from costproof.ledger.node import Ledger, bearing, total
-from costproof.ledger.workload import FLOAT_BYTES, Workload
+from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED
+from costproof.ledger.node import CostNode, Ledger, bearing, total
+from costproof.ledger.workload import FLOAT_BYTES, TargetInfo, Workload
 from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES
 
 _MOST_REMAINDERS: Final = 64
@@ -47,8 +48,9 @@ def recounts(
     workload: Workload,
     counted: Ledger,
     one: Ledger,
-    symbols: Mapping[str, int],
+    info: TargetInfo,
     routed: RoutedLayers | None,
+    undivided: Mapping[str, Mapping[str, int]] | None,
 ) -> Iterator[Recount]:
     """Yield second counts of all figures of a run on several devices.
 
@@ -57,11 +59,15 @@ def recounts(
         workload: the run, with the rank that is counted.
         counted: the evaluated formulas of that rank.
         one: those of the same batch on one device.
-        symbols: numbers of the configuration.
+        info: the target, with the numbers of its configuration.
         routed: mixtures of experts that ranks share.
+        undivided: costs of the counted rank on the mesh without pipeline stages, as in :class:`RankCosts`, if this one
+            has several.
     """
+    symbols = info.symbols
     yield from _sums(found, workload)
-    yield from _copies(found, workload, one)
+    yield from _copies(found, workload, one, symbols)
+    yield from _along_stages(found, workload, undivided or {}, symbols)
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
     yield from _of_engine(workload, counted, one, symbols)
@@ -69,7 +75,7 @@ def recounts(
     spread = spread and not workload.gathered_batches
     yield Recount("", "methods of dispatch", "are given", bool(found.dispatches), spread)
     if routed is not None and found.dispatches:
-        yield from _mixtures(routed, one, symbols)
+        yield from _mixtures(routed, one, info)
         yield from _dispatched(found, workload, routed)
 
 
@@ -85,11 +91,7 @@ def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
     Args:
         symbols: numbers of the configuration.
     """
-    mesh, axes = workload.mesh, ("pp", "dp", "fsdp", "cp", "tp")
-    place = {
-        rank: dict(zip(axes, at, strict=True))
-        for rank, at in enumerate(product(*(range(getattr(mesh, axis)) for axis in axes)))
-    }
+    mesh, place = workload.mesh, _enumerated(workload.mesh)
     yield Recount("", "ranks", "number", mesh.world, len(place))
     yield from _shares(workload, symbols, place)
     stage = len(place) // mesh.pp
@@ -111,6 +113,7 @@ def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
             found = mesh.stored_part(rank), mesh.stored_parts, *mesh.group("fsdp*cp", rank)
             again = alike.index(rank), len(alike), *alike
             yield Recount("", f"rank {rank}, its part of parameters", "ranks", _packed(found), _packed(again))
+            yield from gathered_places(replace(workload, inputs={**workload.inputs, RANK: rank}))
         first = rank - rank % stage % mesh.ep
         shared = range(first, first + mesh.ep)
         yield Recount("", f"rank {rank}", "index along ep", of.ep, rank - first)
@@ -126,6 +129,30 @@ def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
             every = workload.batch // mesh.dp * workload.text_tokens * symbols["text_topk"]
             yield Recount("", f"rank {rank} to all", "pairs", sum(sent), every)
             yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got[rank - first])
+
+
+def _enumerated(mesh: Mesh) -> dict[int, dict[str, int]]:
+    """Return the index of each rank along each axis but ``ep``, with the last axis fastest."""
+    axes = "pp", "dp", "fsdp", "cp", "tp"
+    every = product(*(range(getattr(mesh, axis)) for axis in axes))
+    return {rank: dict(zip(axes, at, strict=True)) for rank, at in enumerate(every)}
+
+
+def gathered_places(run: Workload) -> Iterator[Recount]:
+    """Yield second counts of the run of a rank once parameters are gathered: among the ranks with its sequences."""
+    if run.mesh.fsdp == 1:
+        return
+    found, place = run.gathered, _enumerated(run.mesh)
+    same = [r for r, at in place.items() if all(at[x] == place[run.rank][x] for x in ("dp", "fsdp"))]
+    where = f"rank {run.rank}, with gathered parameters"
+    yield Recount("", where, "rank", found.rank, same.index(run.rank))
+    yield Recount("", where, "ranks", found.mesh.world, len(same))
+    for axis in ("tp", "ep", "pp", "cp"):
+        yield Recount("", where, axis, getattr(found.mesh, axis), getattr(run.mesh, axis))
+    for what in ("own_batch", "own_tokens", "sequence_parts", "keeps_new_tokens", "text_tokens", "new_tokens"):
+        yield Recount("", where, what, getattr(found, what), getattr(run, what))
+    settings = [{**of.inputs, RANK: 0, **dict.fromkeys(AXES, 1)} for of in (found, run)]
+    yield Recount("", where, "has the same other settings", settings[0] == settings[1], True)
 
 
 def _shares(workload: Workload, symbols: Mapping[str, int], place: Mapping[int, dict[str, int]]) -> Iterator[Recount]:
@@ -204,10 +231,10 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
                     yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
 
 
-def _copies(found: Parallel, workload: Workload, one: Ledger) -> Iterator[Recount]:
-    """Yield the parameters and buffers that ranks hold again, by cause: from ranks that differ along an axis only.
+def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield what ranks hold or do again, by cause: from ranks that differ along an axis only, and by names of modules.
 
-    Along ``tp`` they are those of modules that no plan splits, by the names of their classes.
+    Names of modules decide along ``tp``. What is left of a step's work along ``cp`` has one cause.
     """
     mesh, held = workload.mesh, {rank: row.stages[""] for row in found.ranks for rank in row.ranks}
     of = {(d.what, d.metric): d.amount for d in found.duplicates if not d.stage}
@@ -223,14 +250,61 @@ def _copies(found: Parallel, workload: Workload, one: Ledger) -> Iterator[Recoun
         yield Recount("", DATA_COPIES, metric, of.get((DATA_COPIES, metric), 0), again)
         again = 0 if parts else total(metric, *data) - total(metric, *data, "cp")
         yield Recount("", SEQUENCE_COPIES, metric, of.get((SEQUENCE_COPIES, metric), 0), again)
-    whole: Counter[str] = Counter()
-    for n in bearing(one.nodes, "params"):
-        leaf = n.module.rpartition(".")[2]
-        kind = "norms" if "norm" in leaf else "routers" if n.role.endswith(".router") else ""
-        kind = "latents of MLA, and the projections to them" if leaf in _LATENT_MODULES else kind
-        whole[kind if n.role.startswith("text.") else ""] += n.cost("params") or 0
-    for kind in (kind for kind in whole if kind):
-        yield Recount("", kind, "params", of.get((kind, "params"), 0), (mesh.tp - 1) * whole[kind])
+    split = any(c.group == "tp" and c.module.endswith(".o_proj") for c in found.collectives)
+    for stage, metric in ((stage, metric) for stage, of_stage in found.one_device.items() for metric in of_stage):
+        if metric == "buffer_bytes":
+            continue
+        amounts = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, metric)}
+        causes: dict[str, int | Fraction] = dict.fromkeys(_CAUSES, 0)
+        for n in bearing((n for n in one.nodes if not stage or n.stage == stage), metric):
+            cause, more = _cause(n, metric, workload, symbols, split=split)
+            causes[cause] += more * (n.cost(metric) or 0)
+        for cause, again in causes.items():
+            yield Recount(stage, cause, metric, amounts.pop(cause, 0), again)
+        for what in amounts if stage else ():
+            left = what == SEQUENCE_COPIES and stage != "prefill" and mesh.cp > 1
+            left = left or (what.endswith(("leaves whole", "padding of the vocabulary")) and (what, "params") in of)
+            yield Recount(stage, what, f"is a cause of more {metric}", left, True)
+
+
+_CAUSES: Final = (
+    "", "norms", "routers", "tables of rotary embedding", "latents of MLA, and the projections to them",
+    "key/value heads that several ranks hold", "rows of experts of other ranks, which the kernel gets and skips",
+    "pairs with keys after a rank's own positions, which it skips",
+)  # fmt: skip
+
+
+def _cause(
+    n: CostNode, metric: str, workload: Workload, symbols: Mapping[str, int], *, split: bool
+) -> tuple[str, int | Fraction]:
+    """Return why ranks with one batch have more of a node's cost than one device, and how much more, relative to it.
+
+    Args:
+        split: whether ranks along ``tp`` divide the heads of attention.
+    """
+    mesh, leaf = workload.mesh, n.module.rpartition(".")[2]
+    cached, latent = metric == "kv_cache_bytes", "text_kv_rank" in symbols
+    if not n.role.startswith("text."):
+        return "", 0
+    if leaf in _LATENT_MODULES or (cached and latent):
+        return "latents of MLA, and the projections to them", mesh.tp - 1
+    if leaf == "rotary_emb":
+        return "tables of rotary embedding", mesh.tp - 1
+    if "norm" in leaf:
+        return "norms", mesh.tp - 1
+    if n.role.endswith(".router"):
+        return "routers", mesh.tp - 1
+    if leaf in ("k_proj", "v_proj") or cached:
+        copies = Fraction(max(mesh.tp, symbols["text_kv_heads"]), symbols["text_kv_heads"])
+        return "key/value heads that several ranks hold", copies - 1 if split else 0
+    if leaf == "experts" and metric in ("flops", KEPT_FLOPS) and PAIRS not in workload.inputs:
+        return "rows of experts of other ranks, which the kernel gets and skips", mesh.ep - 1
+    core = leaf == "self_attn" and n.kind != "matmul" and metric == "flops"
+    if core and n.stage == "prefill" and mesh.cp > 1 and workload.inputs.get(CP_PLAN) != "ulysses":
+        skipped = sum(key > query for query, key in product(range(mesh.cp), repeat=2))
+        skipped *= 1 if split else mesh.tp
+        return "pairs with keys after a rank's own positions, which it skips", Fraction(-skipped, mesh.cp**2)
+    return "", 0
 
 
 _LATENT_MODULES: Final = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"})
@@ -276,6 +350,28 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
                 yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.count * chunk * passed)
         elif c.kind == "send":
             yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.bytes)
+
+
+def _along_stages(
+    found: Parallel, workload: Workload, undivided: Mapping[str, Mapping[str, int]], symbols: Mapping[str, int]
+) -> Iterator[Recount]:
+    """Yield what the pipeline stages exchange: as a rank that has all layers, and each stage's result but the last's.
+
+    Gathers of parameters, which each stage begins with its own, are as large as all parts of them.
+    """
+    mesh, costs = workload.mesh, {rank: row.stages for row in found.ranks for rank in row.ranks}
+    state = workload.own_batch * symbols.get("text_hidden", 0) * FLOAT_BYTES[workload.dtype]
+    steps = {"prefill": (1, workload.own_tokens), "decode": (workload.new_tokens, 1)}
+    for stage in undivided.keys() & steps.keys():
+        calls, tokens = steps[stage]
+        sent = (mesh.pp - 1) * calls, *[(mesh.pp - 1) * calls * tokens * state] * 2
+        for metric, more in zip(EXCHANGED, sent, strict=True):
+            parts = mesh.stored_parts * calls if mesh.fsdp > 1 else 0
+            if metric not in undivided[stage] or (parts and metric != "comm_payload_bytes"):
+                continue
+            each = [costs[rank] for rank in mesh.group("pp", workload.rank)]
+            apart = [of[stage][metric] - parts * of[""]["weight_bytes"] for of in (*each, undivided)]
+            yield Recount(stage, "all stages of the pipeline", metric, sum(apart[:-1]), apart[-1] + more)
 
 
 def _on_the_wire(c: Collectives, workload: Workload, symbols: Mapping[str, int]) -> Iterator[str]:
@@ -462,13 +558,21 @@ _MOST_SETS: Final = 20_000
 """Maximum number of sets of expert groups that are enumerated."""
 
 
-def _mixtures(sizes: RoutedLayers, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
-    """Yield second counts of the sizes of mixtures of experts, from configuration and one device's parameters."""
-    stage = one.stages[-1]
+def _mixtures(sizes: RoutedLayers, one: Ledger, info: TargetInfo) -> Iterator[Recount]:
+    """Yield second counts of the sizes of mixtures of experts, from configuration and one device's formulas.
+
+    Those of a router name the groups of experts only if these limit the choice.
+    """
+    stage, symbols = one.stages[-1], info.symbols
     nodes = [n for n in one.nodes if n.stage == stage and n.role.endswith(".experts") and n.cost("params")]
     yield Recount("", "mixtures of experts", "layers", sizes.layers, len(nodes))
     if not nodes:
         return
+    routers = [cost for n in one.nodes if n.role.endswith(".router") for cost in n.exprs.values()]
+    limited = any("text_router_groups" in cost for cost in routers)
+    for name, size in (("groups", sizes.groups), ("best_groups", sizes.best_groups)):
+        again = (info.config or {}).get(name) if limited else 1
+        yield Recount("", "mixtures of experts", f"{name} are {size}", size == again, True)
     for name, found in (("text_experts", sizes.experts), ("text_topk", sizes.top_k), ("text_hidden", sizes.hidden)):
         yield Recount("", "mixtures of experts", name, found, symbols[name])
     each, hidden = (nodes[0].cost("params") or 0) // symbols["text_experts"], symbols["text_hidden"]

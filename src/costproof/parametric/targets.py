@@ -122,7 +122,8 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
 
 def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[Parallel, Iterator[Recount]]:
     """Return the costs of every rank, and second counts of these costs."""
-    mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
+    mesh, sharing, info = workload.mesh, target.shares(workload), target.info()
+    config, undivided = info.symbols, None
     terms = {_kind_of(workload): _terms(counted)}
     known: dict[object, dict[str, dict[str, int]]] = {}
     equal: dict[str, list[int]] = {}
@@ -141,6 +142,11 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         equal.setdefault(of_rank, []).append(rank)
     rows = [RankCosts(tuple(ranks), costs[of_rank]) for of_rank, ranks in equal.items()]
     one = evaluate_formulas(target, replace(workload, inputs=_of_one(workload)))
+    if mesh.pp > 1:
+        inputs = {name: value for name, value in workload.inputs.items() if name != "pp"}
+        run = replace(workload, inputs={**inputs, RANK: workload.rank % (mesh.world // mesh.pp)})
+        values = {(c.stage, c.id): c.symbols for c in target.invocations(run)}
+        undivided = _rank_costs(_terms(stored_formulas(target, run)), counted, values, config)
     found = Parallel(
         mesh, workload.rank, sharing.origin, tuple(rows), tuple(_collectives(counted, workload, sharing)),
         {"": {m: cost for m in HELD if (cost := one.total(m)) is not None},
@@ -148,7 +154,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
             for s in one.stages if s in rows[0].stages}},
         tuple(_duplicates(one, workload, sharing)), tuple(_dispatches(target, workload, sharing)),
     )  # fmt: skip
-    return found, recounts(found, workload, counted, one, config, sharing.routed)
+    return found, recounts(found, workload, counted, one, info, sharing.routed, undivided)
 
 
 def _kind_of(run: Workload) -> tuple[int, int, bool]:
