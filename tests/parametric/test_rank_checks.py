@@ -17,6 +17,7 @@ from costproof.estimate.routing import RoutedLayers
 from costproof.ledger import workload as workloads
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Coordinates, Mesh, Parallel, pairs_of
+from costproof.ledger.workload import Workload
 from costproof.models.decoding import plans, sharding
 from costproof.models.registry import load_target
 from costproof.parametric import rank_checks, targets
@@ -112,6 +113,17 @@ def _along_tp(before: str) -> Callable[[pytest.MonkeyPatch], None]:
     )  # fmt: skip
 
 
+def _plan_forgotten(run: Workload, *, rank: int = 0, **axes: int) -> Workload:
+    """Return the workload on another mesh without the plan by which ranks divide a sequence."""
+    return _ON_MESH(replace(run, inputs={k: v for k, v in run.inputs.items() if k != "cp_plan"}), rank=rank, **axes)
+
+
+_ON_MESH = Workload.on_mesh
+_ALONG_SEQUENCE = sharding.Shards.along_sequence
+_MIXTURES = sharding._mixtures
+_OF_STAGE = sharding.Shards.of_stage
+
+
 def _in_other_order(mesh: Mesh, rank: int) -> Coordinates:
     """Return coordinates with ``cp`` fastest: then a group may begin below 0."""
     rest, cp = divmod(rank, mesh.cp)
@@ -177,6 +189,35 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
     ),
     "logarithms in the dtype of the run": (
         _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)), "llama-3.1-8b", {"cp": 2},
+    ),
+    "gathered parameters on the first rank": (
+        _replaced(Workload, "on_mesh", lambda run, *, rank=0, **axes: _ON_MESH(run, **axes)),
+        "llama-3.1-8b", {"pp": 2, "fsdp": 2, "batch": 2},
+    ),
+    "gathered parameters without the plan": (
+        _replaced(Workload, "on_mesh", _plan_forgotten),
+        "llama-3.1-8b", {"cp": 2, "fsdp": 2, "batch": 2, "cp_plan": "ulysses"},
+    ),
+    "steps of a sequence named as heads": (
+        _replaced(
+            sharding.Shards, "along_sequence",
+            lambda *of: (_ALONG_SEQUENCE(*of)[0], sharding.KV_COPIES),
+        ),
+        "llama-3.1-8b", {"cp": 2},
+    ),
+    "all groups of experts are the best": (
+        _replaced(
+            sharding, "_mixtures",
+            lambda config, style: (of := _MIXTURES(config, style)) and replace(of, best_groups=of.groups),
+        ),
+        "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
+    ),
+    "a stage between that does not send": (
+        _replaced(
+            sharding.Shards, "of_stage",
+            lambda self, parts, call: (x for x in _OF_STAGE(self, parts, call) if self.stage != 1 or x.role != "text"),
+        ),
+        "llama-3.1-8b", {"pp": 3},
     ),
     "pairs that come as those that go": (
         _replaced(rank_checks, "splits_of", lambda inputs, rank: (pairs_of(inputs)[rank],) * 2),

@@ -27,6 +27,7 @@ from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload
 from costproof.models.target import Target, WithBlocks, WithFormulas, WithMemory
 from costproof.parametric.cache_checks import blocks_beyond, blocks_in_use, cache_held, cache_recounts
+from costproof.parametric.rank_checks import gathered_places
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 
 _LIVE: Final = "weights and live peak"
@@ -349,6 +350,7 @@ def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:
 
 def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> Iterator[Recount]:
     """Yield a second count of the most bytes of gathered parameters at once, gathering one group after another."""
+    yield from gathered_places(run)
     ranks = run.mesh.fsdp * run.mesh.cp
     if run.mesh.fsdp == 1 or found is None:
         return

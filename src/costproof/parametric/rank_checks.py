@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
 from math import ceil, comb
-from typing import Final
+from typing import Final, cast
 
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import Recount
@@ -362,12 +362,11 @@ def _along_stages(
     mesh, costs = workload.mesh, {rank: row.stages for row in found.ranks for rank in row.ranks}
     state = workload.own_batch * symbols.get("text_hidden", 0) * FLOAT_BYTES[workload.dtype]
     steps = {"prefill": (1, workload.own_tokens), "decode": (workload.new_tokens, 1)}
-    for stage in undivided.keys() & steps.keys():
-        calls, tokens = steps[stage]
+    for stage, (calls, tokens) in steps.items():
         sent = (mesh.pp - 1) * calls, *[(mesh.pp - 1) * calls * tokens * state] * 2
         for metric, more in zip(EXCHANGED, sent, strict=True):
             parts = mesh.stored_parts * calls if mesh.fsdp > 1 else 0
-            if metric not in undivided[stage] or (parts and metric != "comm_payload_bytes"):
+            if metric not in undivided.get(stage, {}) or (parts and metric != "comm_payload_bytes"):
                 continue
             each = [costs[rank] for rank in mesh.group("pp", workload.rank)]
             apart = [of[stage][metric] - parts * of[""]["weight_bytes"] for of in (*each, undivided)]
@@ -571,8 +570,8 @@ def _mixtures(sizes: RoutedLayers, one: Ledger, info: TargetInfo) -> Iterator[Re
     routers = [cost for n in one.nodes if n.role.endswith(".router") for cost in n.exprs.values()]
     limited = any("text_router_groups" in cost for cost in routers)
     for name, size in (("groups", sizes.groups), ("best_groups", sizes.best_groups)):
-        again = (info.config or {}).get(name) if limited else 1
-        yield Recount("", "mixtures of experts", f"{name} are {size}", size == again, True)
+        again = cast(int, (info.config or {}).get(name, 0)) if limited else 1
+        yield Recount("", "mixtures of experts", name, size, again)
     for name, found in (("text_experts", sizes.experts), ("text_topk", sizes.top_k), ("text_hidden", sizes.hidden)):
         yield Recount("", "mixtures of experts", name, found, symbols[name])
     each, hidden = (nodes[0].cost("params") or 0) // symbols["text_experts"], symbols["text_hidden"]
