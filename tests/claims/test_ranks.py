@@ -69,6 +69,18 @@ def test_wrong_counts_of_all_reduces(each: int, cause: str, tmp_path: Path) -> N
     assert named(judged(tmp_path, LLAMA, claim, workload=WHOLE)) == [{cause}]
 
 
+@pytest.mark.parametrize(("of_four", "cause"), [(6, None), (8, "all-reduce = 2 M"), (12, "all-reduce = (n - 1) M")])
+def test_all_reduces_of_parts_of_a_sequence(of_four: int, cause: str | None, tmp_path: Path) -> None:
+    """A step sums results of 64 heads of 128 elements in each of 80 layers, along ``cp`` 4: 2 x 3 / 4 of M are sent.
+
+    Of their logarithms, 4 bytes for a head, one is sent to each of 3 others.
+    """
+    one, logarithms = 80 * 64 * 128 * 2 // 4, 80 * 3 * 64 * 4
+    claim = f"stage: decode, comm_bytes: {of_four * one + logarithms}"
+    found = judged(tmp_path, LLAMA, claim, "cp: '4'", "text_tokens: '512', new_tokens: '1'")
+    assert found.status == "right" if cause is None else named(found) == [{cause}]
+
+
 def test_an_all_reduce_that_is_missing_for_a_token(tmp_path: Path) -> None:
     """One of 161 is the only cause that fits, but a product of so few sizes may be anything: no evidence."""
     found = judged(tmp_path, LLAMA, sent(160 * MESSAGE, MODEL))

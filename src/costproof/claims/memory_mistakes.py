@@ -8,7 +8,9 @@ from fractions import Fraction
 from math import comb
 from typing import Final
 
+from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.identity import free_symbols
+from costproof.algebra.symbols import parse, text
 from costproof.claims.effects import (
     CACHE,
     IN_BYTES,
@@ -188,8 +190,19 @@ def _collective(kind: str, *parts: str) -> Callable[[ClaimTerm], bool]:
     return lambda t: t.counted and t.kind == kind and (not parts or t.role.endswith(parts))
 
 
-def _ring(factor: Callable[[int], Fraction]) -> tuple[TermChange, ...]:
-    return (TermChange(_collective("all_reduce"), lambda t: factor(t.values["tp"])),)
+def _all_reduce(stated: str, what: str) -> Mistake:
+    """Return the mistake of counting an all-reduce of M bytes among n ranks as ``stated``: an expression in both.
+
+    Sums along ``cp`` are those of attention to the parts of a sequence.
+    """
+    number = compile_expression(text(parse(stated.replace(" M", "*M"))))
+
+    def factor(term: ClaimTerm) -> Fraction:
+        ranks = term.values["cp" if term.part == "attention" else "tp"]
+        return Fraction(number.run({"n": ranks, "M": ranks}), 2 * (ranks - 1))  # of 2 (n - 1) / n M
+
+    changes = (TermChange(_collective("all_reduce"), factor),)
+    return Mistake(f"all-reduce = {stated}", "all-reduce", what, changes, metrics=_SENT)
 
 
 def _payload(kind: str) -> Callable[[ClaimTerm], bool]:
@@ -281,12 +294,9 @@ RANKS: Final[MistakeTable] = (
             _wire(lambda width, _: width), metrics=_SENT),
     Mistake("all-reduce = M", "all-reduce", "an all-reduce is counted as its payload M, not as 2 (n - 1) / n of it",
             (left_out(_collective("all_reduce")),), adds=_payload("all_reduce"), metrics=_SENT),
-    Mistake("all-reduce = (n - 1) / n M", "all-reduce", "of an all-reduce the sums are counted, not their spreading",
-            _ring(lambda n: Fraction(1, 2)), metrics=_SENT),
-    Mistake("all-reduce = 2 M", "all-reduce", "an all-reduce is counted as twice its payload M",
-            _ring(lambda n: Fraction(n, n - 1)), metrics=_SENT),
-    Mistake("all-reduce = (n - 1) M", "all-reduce", "in an all-reduce each rank sends all it has to every other",
-            _ring(lambda n: Fraction(n, 2)), metrics=_SENT),
+    _all_reduce("(n - 1) / n M", "of an all-reduce the sums are counted, not their spreading"),
+    _all_reduce("2 M", "an all-reduce is counted as twice its payload M"),
+    _all_reduce("(n - 1) M", "in an all-reduce each rank sends all it has to every other"),
     Mistake("gather = M", "gather", "an all-gather is counted as its payload M, not as (n - 1) / n of it",
             (left_out(_collective("all_gather")),), adds=_payload("all_gather"), metrics=_SENT),
     Mistake("gather of logits missing", "gather", "the gather of the logits is left out",
