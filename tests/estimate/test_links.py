@@ -109,6 +109,16 @@ def test_two_nodes_wait_for_the_network() -> None:
     assert {c.nodes for c in found.links.collectives} == {2}
 
 
+def test_equal_stages_that_send_within_and_between_nodes() -> None:
+    """Of four stages in two nodes the first sends at 450 GB/s, the second at 50, and the third, its equal, at 450."""
+    found = of("llama-3.1-8b@chat,pp=4,layers=4,text_tokens=12,new_tokens=2", "2x2xh100-sxm")
+    assert found.links is not None
+    exposed = {rank: Fraction(row.exposed_s or 0) for row in found.links.ranks for rank in row.ranks}
+    assert exposed.keys() == {0, 1, 2, 3}
+    sent = (12 + 2) * 4096 * 2  # bytes
+    assert exposed[1] - exposed[2] == sent * (Fraction(1, 50 * 10**9) - Fraction(1, 450 * 10**9))
+
+
 def test_the_borders_of_the_links_are_where_runs_cross() -> None:
     """On eight L40S behind PCIe: at each border the clock of a run is the longer one, and just before it is not."""
     target = "llama-3.1-70b@chat,tp=8,layers=4,max_positions=1000000"

@@ -334,11 +334,12 @@ def rank_recounts(
     ):
         yield Recount("", f"rank {workload.rank}", metric, Fraction(time or 0), Fraction(again or 0))
     for row in found.ranks:
-        of_row = replace(workload, inputs={**workload.inputs, RANK: row.ranks[-1]})
-        known = None if model is None else _times_of_rank(model, of_row, of, arithmetic, devices)
-        for metric, time_again in (known or {}).items():
-            if (time := getattr(row, metric)) is not None:
-                yield Recount("", f"rank {row.ranks[-1]}, by its formulas", metric, Fraction(time), time_again)
+        for rank in sorted({row.ranks[0], row.ranks[-1]}) if (devices.node_size or world) < world else row.ranks[-1:]:
+            of_row = replace(workload, inputs={**workload.inputs, RANK: rank})
+            known = None if model is None else _times_of_rank(model, of_row, of, arithmetic, devices)
+            for metric, time_again in (known or {}).items():
+                if (time := getattr(row, metric)) is not None:
+                    yield Recount("", f"rank {rank}, by its formulas", metric, Fraction(time), time_again)
 
 
 def _times_of_rank(

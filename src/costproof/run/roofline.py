@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from math import lcm, prod
 from typing import Final, Literal, TypeGuard
 
@@ -263,33 +263,33 @@ class _Ranks:
         target = None if self.routed else self.read.target
         if target is not None and (of_ranks := sharded(target)) is not None:
             counted = count_ranks(of_ranks, workload, evaluate_formulas(of_ranks, workload))
-            times = [self._times(target, row.ranks, times[0]) for row in counted.ranks]
+            times = [t for row in counted.ranks for t in self._times(target, row.ranks, (folded, run, parts))]
         times.sort(key=lambda t: (-Fraction(t.overlapped_s or 0), -Fraction(t.exposed_s or 0), t.ranks))
         rates, spread = self.rates, any(c.nodes > 1 for c in sent)
         figures = (rates.node, rates.interconnect, rates.network if spread else None)
         found = LinkBounds(workload.mesh.world, *figures, sent, tuple(own), tuple(times))
-        of_run = (workload, run, self.of, self.arithmetic, self.devices)
-        check_recounts(rank_recounts(found, target if sharded(target) else None, *of_run))
+        of_run = (target if sharded(target) else None, workload, run, self.of, self.arithmetic, self.devices)
+        check_recounts(rank_recounts(found, *of_run))
         return found
 
-    def _times(self, target: WithKeys, ranks: tuple[int, ...], counted: RankTimes) -> RankTimes:
-        workload = self.read.baseline.workload
-        if workload.rank in ranks:
-            return replace(counted, ranks=ranks)
-        other = replace(workload, inputs={**workload.inputs, RANK: ranks[0]})
-        folded = baseline_by_formulas(target, other).sources["analytic"]
-        if _sharing(other) > 1:
-            folded = _mean_counts(folded, other)
-        run, stages, parts = bounds(folded, self.of, self.arithmetic)
-        sent = tuple(collective_bounds(folded, self.rates, other, self.axis_of))
-        found = _with_links(run, sent)
-        check_recounts(
-            (
-                *clock_recounts(self.of, folded, run, stages, parts, self.arithmetic),
-                *overlap_recounts(self.of, parts, sent, [found]),
-            )
-        )
-        return RankTimes(ranks, run.modules.seconds, found.exposed_s, found.overlapped_s)
+    def _times(
+        self, target: WithKeys, ranks: tuple[int, ...], known: tuple[Folded, StageBound, tuple[PartBound, ...]]
+    ) -> Iterator[RankTimes]:
+        """Yield the times of ranks with equal costs, whose links may differ; those of the counted one are ``known``."""
+        workload, (folded, run, parts) = self.read.baseline.workload, known
+        every = [replace(workload, inputs={**workload.inputs, RANK: rank}) for rank in ranks]
+        if workload.rank not in ranks:
+            folded = baseline_by_formulas(target, every[0]).sources["analytic"]
+            folded = _mean_counts(folded, every[0]) if _sharing(every[0]) > 1 else folded
+            run, stages, parts = bounds(folded, self.of, self.arithmetic)
+            check_recounts(clock_recounts(self.of, folded, run, stages, parts, self.arithmetic))
+        equal, axis_of = dict[tuple[CollectiveBound, ...], list[int]](), cache(self.axis_of)
+        for other in every:
+            sent = tuple(collective_bounds(folded, self.rates, other, axis_of))
+            equal.setdefault(sent, []).append(other.rank)
+        for sent, same in equal.items():
+            check_recounts(overlap_recounts(self.of, parts, sent, [found := _with_links(run, sent)]))
+            yield RankTimes((*same,), run.modules.seconds, found.exposed_s, found.overlapped_s)
 
 
 def _with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLinks:
