@@ -21,8 +21,8 @@ HEAD: Final = """\
 # What a change costs
 
 `costproof diff BASE HEAD` reports what changed between two runs of a model, what that does to every cost, and which
-part of the change is responsible. This page is made by `python -m benchmarks.review`; its
-examples show the main rows; a report has all metrics.
+part of the change is responsible. This page is made by `python -m benchmarks.review`; its examples show the main rows,
+a report has all metrics and terms.
 
 BASE and HEAD are
 
@@ -82,18 +82,14 @@ class Case:
     what: str
     base: str
     head: str
-    terms: bool = False
-    """Whether the terms of the first metric are shown too."""
 
 
 CASES: Final = (
-    Case("More crops", "A page in 3x3 crops instead of 2x2.", "deepseek-ocr@gundam:2x2", "deepseek-ocr@gundam:3x3"),
     Case(
         "A wider decoder, and more experts",
         "Width 1,280 → 1,536 with heads of 128, which have to divide it, so these keys are one; top-k 6 → 8.",
         "deepseek-ocr",
         "deepseek-ocr,text.hidden=1536,text.heads=12,text.kv_heads=12,text.topk=8",
-        terms=True,
     ),
     Case(
         "Native classes and remote code",
@@ -130,11 +126,9 @@ def page() -> str:
 def section(case: Case) -> str:
     """Return one change as the diff reports it, the main rows only."""
     found = costproof.diff(case.base, case.head)
-    report, *folded = diff_md(found).split("<details>\n")
-    report = report.partition("| Changed |")[0]  # the sentences above this table name the same keys
+    # The sentences above the table of changes name the same keys.
+    report = diff_md(found).partition("<details>\n")[0].partition("| Changed |")[0]
     body = [line for line in report.rstrip().splitlines() if not line.startswith("## ") and not _is_minor(line)]
-    terms = next((f for f in folded if "which add up exactly" in f.partition("\n")[0]), "") if case.terms else ""
-    terms = "".join(line for line in terms.splitlines(keepends=True) if not line.startswith(_STAGES))
     command = shlex.join(["costproof", "diff", case.base, case.head])
     if found.exit_code:
         command += f"  # a metric that one side does not have (exit {found.exit_code})"
@@ -142,17 +136,15 @@ def section(case: Case) -> str:
     text = "\n".join(lines)
     while "\n\n\n" in text:
         text = text.replace("\n\n\n", "\n\n")
-    return text + "\n" + (f"\n<details>\n{terms.rstrip()}\n" if terms else "")
+    return text + "\n"
 
 
-_STAGES: Final = ("| projector |", "| prefill |", "| decode |")
-"""Prefixes of the terms of stages, which are left out."""
 _SIZES: Final = ("parameters", "key/value cache bytes")
-"""Metrics of the whole run that an abbreviated example has besides FLOPs."""
+"""Metrics of the whole run that an example has besides FLOPs."""
 
 
 def _is_minor(line: str) -> bool:
-    """Return whether a line is left out of an abbreviated example: sums of other metrics, and how they are counted."""
+    """Return whether a line is left out: sums of other metrics, and how they are counted."""
     cells = [cell.strip() for cell in line.split("|")]
     other = len(cells) == 8 and cells[2] not in ("Metric", "---", "FLOPs")
     return (other and (cells[1] != "total" or cells[2] not in _SIZES)) or line.startswith(("… and", "Counted: "))

@@ -248,7 +248,7 @@ DECODER: Final[MistakeTable] = (
     *_context("decode context of the last step", "every decode step attends to as much as the last",
               lambda t: t.values["P"] + t.values["N"]),
     _own_token("new token not attended to", "a decode step does not attend to its own token", -1),
-    _own_token("new token attended to twice", "a decode step attends to one token more than there are", 1),
+    _own_token("new token attended to twice", "a decode step attends to one token too many", 1),
     *(row for name, what in RULES for row in _rule(name, what)),
     Mistake("embedding as a GEMM", "embedding", "the embedding is counted as a matrix product",
             adds=stands_for("embedding"), metrics=FLOPS),
@@ -316,7 +316,7 @@ def _sizes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
         what = f"{p} heads are taken to be hidden / heads wide"
         wide = substituted(here, head_dim="hidden / heads")
         yield Mistake(f"head_dim = hidden / heads: {p}", "head_dim", what, (wide,))
-        what = "every query head has keys and values of its own"
+        what = "every query head has its own K/V"
         yield Mistake(f"GQA ignored: {p}", "gqa", what, (substituted(here, kv_heads="heads"),))
 
 
@@ -325,7 +325,7 @@ VIEWS: Final[MistakeTable] = (
     Mistake("batch forgotten", "batch", "one of the batch is counted, not all",
             (TermChange(lambda t: "B" in t.values, _one_of_batch),), metrics=NOT_STAGE_WIDE),
     MistakeSeries("head_dim = hidden / heads: TOWER, GQA ignored: TOWER",
-                  "heads are hidden / heads wide; every query head has keys and values of its own", _sizes),
+                  "heads are hidden / heads wide; every query head has its own K/V", _sizes),
 )  # fmt: skip
 
 
