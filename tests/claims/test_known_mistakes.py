@@ -50,8 +50,10 @@ def markdown(own: Mapping[str, Mistakes]) -> str:
             )
         lists: dict[str, dict[str, list[tuple[str, str]]]] = {}
         for (cause, what), found in metrics.items():
-            meaning = _VARIANT.sub("", _without_name(cause, what))
-            same = re.sub(r"\d+", "#", meaning)  # items that differ only in numbers, names or variants are one
+            if _VARIANT.search(what):
+                continue
+            meaning = _DECODER.sub("these parameters of the decoder", _without_name(cause, what))
+            same = re.sub(r"\d+", "#", meaning)  # items that differ only in numbers or names are one
             lists.setdefault(words(found), {}).setdefault(same, []).append((cause, meaning))
         parts.append(f"**{title}**")
         for head, items in lists.items():
@@ -65,7 +67,9 @@ def markdown(own: Mapping[str, Mistakes]) -> str:
 
 
 _VARIANT = re.compile(r", two classes$|, and attention$")
-"""Ends of meanings that the page explains above the list."""
+"""Ends of meanings of variants, which the page states above the list."""
+_DECODER = re.compile(r"(all|active) parameters of the decoder( but the embedding)?")
+"""Parameters of rules of thumb, which their names state."""
 
 
 def _without_name(cause: str, what: str) -> str:
