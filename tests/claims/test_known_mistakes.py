@@ -78,7 +78,7 @@ def _without_name(cause: str, what: str) -> str:
     for end in ("left out", "counted, not all", "counted as FLOPs"):
         if re.fullmatch(rf"(the )?{re.escape(subject)} (is|are) {end}", what):
             return end
-    return what
+    return re.sub(rf"^the {re.escape(cause).replace('counted', 'is counted')}[,:] ", "", what)
 
 
 def words(metrics: Container[Metric]) -> str:
