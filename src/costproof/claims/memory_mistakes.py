@@ -271,7 +271,7 @@ RANKS: Final[MistakeTable] = (
             "a token is sent min(top-k, ep - 1) times, for experts of its own rank too",
             _copies(lambda k, _, g: Fraction(min(k, g - 1))), metrics=_SENT),
     Mistake("tokens sent by rank", "dispatch",
-            "a token is sent to each rank with a chosen expert, by uniform routing",
+            "a token is sent to each rank with a chosen expert, the mean of uniform routing",
             _copies(_by_rank), metrics=_SENT),
     Mistake("choices not sent", "wire", "numbers and weights of the chosen experts are not sent",
             _wire(lambda width, item: width * item), metrics=_SENT),
