@@ -259,8 +259,8 @@ def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[s
         for n in bearing((n for n in one.nodes if not stage or n.stage == stage), metric):
             cause, more = _cause(n, metric, workload, symbols, split=split)
             causes[cause] += more * (n.cost(metric) or 0)
-        for cause, again in causes.items():
-            yield Recount(stage, cause, metric, amounts.pop(cause, 0), again)
+        for cause, amount in causes.items():
+            yield Recount(stage, cause, metric, amounts.pop(cause, 0), amount)
         for what in amounts if stage else ():
             left = what == SEQUENCE_COPIES and stage != "prefill" and mesh.cp > 1
             left = left or (what.endswith(("leaves whole", "padding of the vocabulary")) and (what, "params") in of)
