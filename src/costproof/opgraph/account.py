@@ -15,7 +15,7 @@ import sympy
 
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import text
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import Incomplete, Recount, check_recounts
 from costproof.ledger.metrics import (
     ARITHMETIC,
     FLOOR,
@@ -178,6 +178,8 @@ def _avoidable_traffic(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Avo
     cast = any(op.attrs.get(AUTOCAST) for op in ops)
     halved = frozenset(v.id for op in ops for v in op.outputs if v.floating) if cast else frozenset()
     hidden = hidden_reads(costed, kept)
+    apart = len(hidden ^ _hidden_again(costed, kept, hidden))
+    check_recounts([Recount("", "tensors read only as keys or values", "differ by reader", apart, 0)])
     return AvoidableTraffic(hidden, halved) if halved or hidden else None
 
 
@@ -469,3 +471,24 @@ def hidden_reads(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> frozenset
         for place, value in enumerate(op.tensors):
             (hidden if moved or (masked and place > 0) else needed).add(root(value))
     return frozenset(hidden - needed)
+
+
+def _hidden_again(costed: CostedGraph, kept: Mapping[int, KeptWork], hidden: frozenset[str]) -> frozenset[str]:
+    """Return the tensors that :func:`hidden_reads` must have found, each from all operators that read it.
+
+    Args:
+        hidden: its result, which decides whether a copy is hidden, and tensors that an operator overwrites.
+    """
+    graph, overwritten = costed.graph, set[str]()
+    returned = {v.id for v in graph.outputs}.difference(v.id for v in graph.cache_outputs)
+    free = dict.fromkeys((costed.roots[x].id if x in costed.roots else x for x in returned), False)
+    for i, (op, cost) in enumerate(zip(graph.ops, costed.costs, strict=True)):
+        role = cost.role if isinstance(cost, OpCost) else ""
+        ids, made = ([costed.roots.get(v.id, v).id for v in values] for values in (op.tensors, op.outputs))
+        weighted = i not in kept or not kept[i].hides_keys or any(v.origin == "param" for v in op.tensors)
+        for place, one in enumerate(ids if role != "alias" else ()):
+            unseen = all(x in hidden for x in made) if role == "move" else place != 0 and not weighted
+            free[one] = free.get(one, True) and unseen
+        if not set(ids).isdisjoint(made) and role != "alias":
+            overwritten.update(ids)
+    return frozenset(one for one, only in free.items() if (one in hidden if one in overwritten else only))
