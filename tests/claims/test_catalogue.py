@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
+from costproof.claims import catalogue
+from costproof.claims.effects import Mistake, Mistakes
+from costproof.ledger.errors import Bug
 from tests.claims.test_judge import verdict
 from tests.oracles.claims import causes, world
 from tests.oracles.wrong_models import flops, rule
@@ -73,3 +77,23 @@ def test_the_projector_on_other_tokens() -> None:
     for tokens, cause in ((model.vision_tokens, "projector on V"), (model.prompt, "projector on S")):
         judged = verdict(f"stage: projector, flops: {weights * tokens}", at)
         assert causes(judged) == [frozenset({cause})]
+
+
+def test_every_factor_has_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {cause for examples in catalogue.EXAMPLES.values() for cause in examples}
+    of_nodes = {"fvcore", "kept scores", "biases missing", "parameters whole (ZeRO-2)"}
+    rows = [row for row in catalogue.mistake_table(Mistakes()) if isinstance(row, Mistake)]
+    blank: Any = None
+
+    def is_fixed(row: Mistake) -> bool:
+        try:
+            return all(change.factor(blank) in (0, 1) for change in row.changes)
+        except AttributeError:
+            return False
+
+    assert {row.cause.removesuffix(", two classes") for row in rows if not is_fixed(row)} - known == of_nodes
+    right = catalogue.EXAMPLES["S=40"]
+    # 40 tokens are in three blocks of 16, not in two.
+    monkeypatch.setitem(catalogue.EXAMPLES, "S=40", {**right, "blocks of 16 tokens": "4/5"})
+    with pytest.raises(Bug, match="counted in another way"):
+        catalogue._check_examples.__wrapped__()

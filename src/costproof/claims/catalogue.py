@@ -155,18 +155,21 @@ def _check_examples() -> None:
     rows = [row for row in mistake_table(Mistakes()) if isinstance(row, Mistake)]
     for sizes, examples in EXAMPLES.items():
         given: dict[str, str] = dict(size.split("=") for size in sizes.split())
-        own = {name: int(given.pop(name, default)) for name, default in _OF_TERMS.items()}
+        number, window, chunk = (int(given.pop(name, 0)) for name in ("count", "window", "chunk"))
         value, expr = Fraction(given.pop("value", 1)), given.pop("expr", "")
         values = {_LONG.get(name, name): int(size) for name, size in given.items()}
-        term = ClaimTerm("", "", "text.layer.attention", "", "", value, expr, values, evidence=(), **own)
+        term = ClaimTerm(
+            "", "", "text.layer.attention", "", "", value, expr, values, number or 1, (), window=window, chunk=chunk
+        )
         for cause, expected in examples.items():
             by = [change.factor(term) for row in rows if row.cause == cause for change in row.changes]
             found = dict.fromkeys(factor for factor in by if factor is not None)
             again = dict.fromkeys(map(Fraction, expected.split()))
-            check_recounts([Recount(sizes, cause, f"factors {' '.join(map(str, found))}", found == again, True)])
+            check_recounts(
+                [Recount(sizes or "any term", cause, f"factors {' '.join(map(str, found))}", found == again, True)]
+            )
 
 
-_OF_TERMS: Final = {"count": "1", "window": "0", "chunk": "0"}
 _LONG: Final = {"longest": LONGEST_NEW, "context": LONGEST_CONTEXT}
 
 

@@ -88,7 +88,9 @@ def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]
         if isinstance(cost, OpCost) and cost.attention is not None and cost.flops != 0:
             found[i] = one_call = _fused(op, cost.attention, count)
             again = _may_hide_keys(cost.attention, one_call.scores)
-            check_recounts([Recount(op.module, f"mask of {op.name}", "hides keys", one_call.hides_keys, again)])
+            check_recounts(
+                [Recount(op.module or "(root)", f"mask of {op.name}", "hides keys", one_call.hides_keys, again)]
+            )
     for one in unfused_attention(costed):
         first, second = (costed.costs[at] for at in (one.first, one.second))
         assert isinstance(first, OpCost)

@@ -226,7 +226,7 @@ def device_recounts(
             peaks[p.dtype] = max(p.flops, peaks.get(p.dtype, 0))
     used = {**of.peaks, of.math: of.flops}
     if device.bandwidth is not None:
-        yield Recount("", "memory of the device", "bandwidth", of.bandwidth, device.bandwidth.value)
+        yield Recount("device", "memory", "bandwidth", of.bandwidth, device.bandwidth.value)
     tf32, single = peaks.get(CONVOLUTION, 0), used.get("float32", 0)
     for dtype in peaks.keys() & used.keys() - {CONVOLUTION, FUSED}:
         yield Recount("", dtype, "peak", used[dtype], peaks[dtype])

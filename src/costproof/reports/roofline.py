@@ -184,7 +184,7 @@ def device_line(found: Roofline) -> str:
     ridge = decimal(_ridge(found), 1)
     # Work at the ridge takes as long at the peak as at the bandwidth, within the rounding to a tenth.
     apart = Fraction(ridge.replace(",", "")) * found.bandwidth - found.peak_flops
-    check_recounts([Recount("", "the ridge point", "peak over bandwidth", 20 * abs(apart) <= found.bandwidth, True)])
+    check_recounts([Recount("device", "ridge point", "peak over bandwidth", 20 * abs(apart) <= found.bandwidth, True)])
     peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
     seen = ", measured" if found.device.origin == "measured" else ""
     return f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}; they meet at {ridge} FLOP/B"
