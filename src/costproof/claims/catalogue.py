@@ -67,7 +67,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "N=3 P=4 window=4": {"windows as full attention": "3/2 5/4"},
     "N=3 P=2 S=10 window=4": {"windows cached in full": "10/3 9/8", "window cached with its own token": "4/3"},
-    "N=3 P=4 text_nope=2 text_rope=1 text_value=3 text_kv_rank=4 text_heads=5": {
+    "N=3 P=4 body_nope=2 body_rope=1 body_value=3 body_kv_rank=4 body_heads=5": {
         "MLA absorbed": "1/6 3/2",
         "MLA expanded once": "1/6",
         "MLA expanded in every step": "6 2/3",
@@ -94,13 +94,13 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "B=2 S=3": {"unpacked for each token": "6", "batch forgotten": "1/2"},
     "count=6": {"one layer": "1/6"},
-    "text_experts=8": {"as many models as experts": "8 0"},
-    "text_topk=2 text_experts=8 ep=4 tp=1": {
+    "body_experts=8": {"as many models as experts": "8 0"},
+    "body_topk=2 body_experts=8 ep=4 tp=1": {
         "tokens sent to their experts": "1/2",
         "min(top-k, ep - 1) copies": "2/3",
         "tokens sent by rank": "13/28",
     },
-    "B=1 S=4 b=2 text_hidden=256 ep=4 tp=1 value=7200": {
+    "B=1 S=4 b=2 body_hidden=256 ep=4 tp=1 value=7200": {
         "choices not sent": "64/75",
         "fp8 dispatch": "11/25",
         "fp8 dispatch without scales": "32/75",
@@ -117,7 +117,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     "cp=4 cp_place=1 expr=cp_place": {"mean of the ranks": "5/2", "every part attended to": "4"},
     "cp=4 S=8 expr=S": {"positions not / cp": "4"},
     "ep=4 S=8 expr=S/ep": {"experts not / ep": "4", "one device": "4"},
-    "text_vocab=100 expr=text_vocab": {"vocabulary padded to 64": "32/25"},
+    "body_vocab=100 expr=body_vocab": {"vocabulary padded to 64": "32/25"},
     "b=8 expr=b": {
         "element size forgotten": "1/8",
         "two bytes each": "1/4",
@@ -128,8 +128,8 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "4-bit cache": "1/16",
     },
     "N=3 expr=N": {"one decode step": "1/3"},
-    "text_topk=2 text_experts=8 text_moe=4 text_intermediate=12 text_shared=3 "
-    "expr=text_topk*text_experts*text_moe*text_shared": {
+    "body_topk=2 body_experts=8 body_moe=4 body_intermediate=12 body_shared=3 "
+    "expr=body_topk*body_experts*body_moe*body_shared": {
         "top-k missing": "1/16",
         "all experts": "4",
         "active experts only": "1/4",
@@ -159,7 +159,7 @@ def _check_examples() -> None:
         value, expr = Fraction(given.pop("value", 1)), given.pop("expr", "")
         values = {_LONG.get(name, name): int(size) for name, size in given.items()}
         term = ClaimTerm(
-            "", "", "text.layer.attention", "", "", value, expr, values, number or 1, (), window=window, chunk=chunk
+            "", "", "body.layer.attention", "", "", value, expr, values, number or 1, (), window=window, chunk=chunk
         )
         for cause, expected in examples.items():
             by = [change.factor(term) for row in rows if row.cause == cause for change in row.changes]
