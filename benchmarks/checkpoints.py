@@ -22,9 +22,8 @@ CONFIGS: Final = (Path("tests/models/configs"), ROWS.parent)
 HEAD: Final = """\
 # What a checkpoint takes on disk
 
-`costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read.
-`--files` compares the layout with the headers of safetensors files, and lists every difference with its bytes and
-cause. This page is made by `python -m benchmarks.checkpoints`.
+`costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read. This page is made
+by `python -m benchmarks.checkpoints`.
 
 ```sh
 costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes
@@ -46,19 +45,17 @@ scales and packed words; *parameters* are those before quantisation; what a run 
 | `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
 | `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
 
-A format or a key outside of this is exit code 3 with its name, and no number; so is a tied head that no list leaves
-out. What no key says is stated as assumed: the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros of
-AutoGPTQ, the dtype of shapes of packed matrices. JSON descriptions of bitsandbytes' nested maxima contain a number from
-the weights; their size is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2,
-GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and
-in the first three copies of the tables.
+Any other format or key, and a tied head that no list leaves out, is exit code 3 with its name and no number. What no key says is
+stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3), a tied head, biases of zeros of AutoGPTQ,
+the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes' nested maxima is open. Multi-token prediction
+modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one
+with full attention, a projection, norms, and in the first three copies of the tables.
 
 ## Headers against the layout
 
-`costproof report hf:FOLDER` reads the headers of safetensors files beside the configuration as a source (`headers`),
-and compares them with formulas and layout, module by module; `costproof stored --files` compares tensor by tensor.
-Shards may end after their headers. These differences have a known cause, named with its bytes; any other is a finding
-(exit code 1):
+`costproof report hf:FOLDER` reads the headers of safetensors files beside the configuration as a source (`headers`), and compares
+them with formulas and layout, module by module; `costproof stored --files` compares tensor by tensor. Shards may end after their
+headers. These causes are named with their bytes; any other difference is a finding (exit code 1):
 
 | cause | evidence |
 |---|---|
@@ -71,24 +68,21 @@ Shards may end after their headers. These differences have a known cause, named 
 
 ## GGUF
 
-A GGUF file states the type of each tensor, which no configuration does. `costproof stored hf:FOLDER --files FILE.gguf`
-takes types from the file and shapes from the configuration, and lists the bytes of keys, table and alignment, so that
-the sum is the size of the file. `costproof report hf:FOLDER` compares weights with parameters. Names are known of
-Llama, Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to 3, DeepSeek V2 and V3, and gpt-oss; others are exit
-code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied copies have known causes.
+`costproof stored hf:FOLDER --files FILE.gguf` takes types from the file (no configuration has them) and shapes from the
+configuration, and lists the bytes of keys, table and alignment, so that the sum is the size of the file. `costproof report
+hf:FOLDER` compares weights with parameters. Names are known of Llama, Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to
+3, DeepSeek V2 and V3, and gpt-oss; others are exit code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied copies have known
+causes.
 
 ## What is independent
 
-Formulas (`analytic/quantised.py`) and layouts (`storage/formats.py`) define each format twice. The configuration is
-read twice too: by rules (`storage/scheme.py`), and as libraries do (`weights/library_reading.py`); where they differ,
-exit code 1. The third source is the module that transformers and the library build: fp8, AWQ and MXFP4 always,
-bitsandbytes, compressed-tensors and torchao with `costproof[quantised]`; GPTQ, MLX and ModelOpt have none. Tests hold
-all against 504 layers and 28 models that libraries quantised (`benchmarks.quantised_libraries`); shapes that they
-refuse are exit code 3. torchao's int4, which needs a GPU, is counted by hand.
+Formulas (`analytic/quantised.py`) and layouts (`storage/formats.py`) define each format twice. The configuration is read twice too:
+by rules (`storage/scheme.py`), and as libraries do (`weights/library_reading.py`); where they differ, exit code 1. The third source
+is the module that transformers and the library build: fp8, AWQ and MXFP4 always, bitsandbytes, compressed-tensors and torchao with
+`costproof[quantised]`; GPTQ, MLX and ModelOpt have none. Tests compare all with 504 layers and 28 models that libraries quantised
+(`benchmarks.quantised_libraries`); shapes that they refuse are exit code 3. torchao's int4, which needs a GPU, is counted by hand.
 
 ## Published totals
-
-Differences have a name and its bytes:
 """
 
 
