@@ -32,8 +32,8 @@ tiny configuration: `tests/oracles/tiny.py` shrinks that of `tests/models/config
 device are compared module by module, their total with torch's `FlopCounterMode` on plain runs, extended by rules for
 operators that it lacks (attention on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
 
-[zoo.csv](zoo.csv) has every type: outcome and reason, class, stages, FLOPs, seconds, peak memory, commit. The table below
-lists those that were tried and are not exact."""
+[zoo.csv](zoo.csv) has every type: outcome and reason, class and its sizes, stages, FLOPs, seconds, peak memory, commit. The
+table below lists those that were tried and are not exact."""
 _AGREED: Final = ("exact", "explained", "equal")
 _UNTRIED: Final = ("not run", "not built")
 
@@ -109,8 +109,8 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
         "|---|---:|---|",
         *(f"| {outcome} | {tally[outcome]} | {what} |" for outcome, what in OUTCOMES.items() if tally[outcome]),
         "",
-        "| type | model | outcome | reason |",
-        "|---|---|---|---|",
+        "| type | outcome | reason |",
+        "|---|---|---|",
         *(_line(row) for row in every if row.outcome not in (*_UNTRIED, "exact")),
         "",
         f"Not built: {', '.join(row.name for row in every if row.outcome == 'not built')}.",
@@ -119,8 +119,8 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
 
 
 def _line(row: Row) -> str:
-    why = shorten(row.why, 160, placeholder=" …").replace("|", "\\|").replace("<", "&lt;")
-    return f"| {row.name} | {row.what} | {row.outcome} | {why} |"
+    why = shorten(row.why, 100, placeholder=" …").replace("|", "\\|").replace("<", "&lt;")
+    return f"| {row.name} | {row.outcome} | {why} |"
 
 
 def _commit() -> str:
