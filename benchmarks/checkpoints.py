@@ -32,19 +32,15 @@ costproof stored hf:docs/examples/qwen3.json -f json -o stored.json
 costproof fits gpt-oss-20b --memory 20GB                            # weights as they are stored
 ```
 
-Four numbers differ: *stored bytes* are the payload of the files; *stored elements* are what headers add up to, with
-scales and packed words; *parameters* are those before quantisation; what a run holds is in [`fits`](roofline.md).
+*Stored bytes* are the payload of the files; *stored elements* are what headers add up to, with scales and packed words; *parameters*
+are those before quantisation; what a run holds is in [`fits`](roofline.md). Formats are read from
 
-| read from | formats |
-|---|---|
-| `quantization_config`, `compression_config` (also of `text_config`) | fp8 with scales for blocks, rows or the matrix |
-| | bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm |
-| | compressed-tensors integers packed, int8, float8, NVFP4, MXFP4, MXFP8 |
-| | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`) |
-| | torchao int4 (plain, tiles), int8 and float8, weights alone or with inputs |
-| `hf_quant_config.json`, `quantize_config.json` beside it | ModelOpt, GPTQ, AWQ |
-| `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
-| `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
+- `quantization_config`, `compression_config` (also of `text_config`): fp8 with scales for blocks, rows or the matrix; bitsandbytes
+  nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm; compressed-tensors integers packed, int8, float8, NVFP4, MXFP4, MXFP8; MXFP4 of
+  gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`); torchao int4 (plain, tiles), int8 and float8, only weights or with
+  inputs;
+- `hf_quant_config.json`, `quantize_config.json` beside it: ModelOpt, GPTQ, AWQ;
+- `modules_to_not_convert`, `ignore`, `exclude_modules`, `targets`, `llm_int8_skip_modules`, `lm_head`: what is left in 16 bits.
 
 Any other format or key, and a tied head that no list leaves out, is exit code 3 with its name and no number. What no key says is
 stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3), a tied head, biases of zeros of AutoGPTQ,
@@ -58,19 +54,17 @@ with full attention, a projection, norms, and in the first three copies of the t
 them with formulas and layout, module by module; `costproof stored --files` compares tensor by tensor. Shards may end after their
 headers. These causes are named with their bytes; any other difference is a finding (exit code 1):
 
-| cause | evidence |
-|---|---|
-| biases of zeros | a bias of a packed layer that the model does not have; AutoGPTQ writes it, GPTQModel does not |
-| the group of each column | `g_idx`, `weight_g_idx` of a packed layer |
-| another dtype of scales, zero points, shapes | same name, same shape |
-| MTP modules | names after the last layer that the configuration counts, or below `mtp.` |
-| a copy of a tied tensor | the name and shape of a tied parameter |
-| rotary frequencies; tensors that the class ignores | `rotary_emb.inv_freq`; patterns of the class in transformers |
+- biases of zeros: a bias of a packed layer that the model does not have; AutoGPTQ writes it, GPTQModel does not
+- the group of each column: `g_idx`, `weight_g_idx` of a packed layer
+- another dtype of scales, zero points, shapes: same name, same shape
+- MTP modules: names after the last layer that the configuration counts, or below `mtp.`
+- a copy of a tied tensor: name and shape of a tied parameter
+- rotary frequencies; tensors that the class ignores: `rotary_emb.inv_freq`; patterns of the class in transformers
 
 ## GGUF
 
 `costproof stored hf:FOLDER --files FILE.gguf` takes types from the file (no configuration has them) and shapes from the
-configuration, and lists the bytes of keys, table and alignment, so that the sum is the size of the file. `costproof report
+configuration, and lists the bytes of keys, table and alignment up to the size of the file. `costproof report
 hf:FOLDER` compares weights with parameters. Names are known of Llama, Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to
 3, DeepSeek V2 and V3, and gpt-oss; others are exit code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied copies have known
 causes.
@@ -85,7 +79,7 @@ is the module that transformers and the library build: fp8, AWQ and MXFP4 always
 
 ## Published totals
 
-Every difference has a cause and its bytes:
+Every difference has a cause:
 """
 
 

@@ -119,7 +119,7 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
 
 
 def _line(row: Row) -> str:
-    why = shorten(row.why, 100, placeholder=" …").replace("|", "\\|").replace("<", "&lt;")
+    why = shorten(row.why, 90, placeholder=" …").replace("|", "\\|").replace("<", "&lt;")
     return f"| {row.name} | {row.outcome} | {why} |"
 
 
