@@ -23,8 +23,8 @@ UNNAMED: Final = "without a cause"
 HEAD: Final = """\
 # What a checkpoint takes on disk
 
-`costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read. This page is made
-by `python -m benchmarks.checkpoints`.
+`costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read. This
+page is made by `python -m benchmarks.checkpoints`.
 
 ```sh
 costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes
@@ -32,27 +32,30 @@ costproof stored hf:docs/examples/qwen3.json -f json -o stored.json
 costproof fits gpt-oss-20b --memory 20GB                            # weights as they are stored
 ```
 
-*Stored bytes* are the payload of the files; *stored elements* are what headers add up to, with scales and packed words; *parameters*
-are those before quantisation; what a run holds is in [`fits`](roofline.md). Formats are read from
+*Stored bytes* are the payload of the files; *stored elements* are what headers add up to, with scales and packed words;
+*parameters* are those before quantisation; what a run holds is in [`fits`](roofline.md). Formats are read from
 
-- `quantization_config`, `compression_config` (also of `text_config`): fp8 with scales for blocks, rows or the matrix; bitsandbytes
-  nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm; compressed-tensors integers packed, int8, float8, NVFP4, MXFP4, MXFP8; MXFP4 of
-  gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`); torchao int4 (plain, tiles), int8 and float8, only weights or with
-  inputs;
+- `quantization_config`, `compression_config` (also of `text_config`): fp8 with scales for blocks, rows or the matrix;
+  bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm; compressed-tensors integers packed, int8, float8,
+  NVFP4, MXFP4, MXFP8; MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`); torchao int4 (plain,
+  tiles), int8 and float8, only weights or with inputs;
 - `hf_quant_config.json`, `quantize_config.json` beside it: ModelOpt, GPTQ, AWQ;
-- `modules_to_not_convert`, `ignore`, `exclude_modules`, `targets`, `llm_int8_skip_modules`, `lm_head`: what is left in 16 bits.
+- `modules_to_not_convert`, `ignore`, `exclude_modules`, `targets`, `llm_int8_skip_modules`, `lm_head`: what is left in
+  16 bits.
 
-Any other format or key, and a tied head that no list leaves out, is exit code 3 with its name and no number. What no key says is
-stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3), a tied head, biases of zeros of AutoGPTQ,
-the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes' nested maxima is open. Multi-token prediction
-modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one
-with full attention, a projection, norms, and in the first three copies of the tables.
+Any other format or key, and a tied head that no list leaves out, is exit code 3 with its name and no number. What no
+key says is stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3), a tied head,
+biases of zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
+nested maxima is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5 and
+4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and in the first
+three copies of the tables.
 
 ## Headers against the layout
 
-`costproof report hf:FOLDER` reads the headers of safetensors files beside the configuration as a source (`headers`), and compares
-them with formulas and layout, module by module; `costproof stored --files` compares tensor by tensor. Shards may end after their
-headers. These causes are named with their bytes; any other difference is a finding (exit code 1):
+`costproof report hf:FOLDER` reads the headers of safetensors files beside the configuration as a source (`headers`),
+and compares them with formulas and layout, module by module; `costproof stored --files` compares tensor by tensor.
+Shards may end after their headers. These causes are named with their bytes; any other difference is a finding (exit
+code 1):
 
 - biases of zeros: a bias of a packed layer that the model does not have; AutoGPTQ writes it, GPTQModel does not
 - the group of each column: `g_idx`, `weight_g_idx` of a packed layer
@@ -64,18 +67,19 @@ headers. These causes are named with their bytes; any other difference is a find
 ## GGUF
 
 `costproof stored hf:FOLDER --files FILE.gguf` takes types from the file (no configuration has them) and shapes from the
-configuration, and lists the bytes of keys, table and alignment up to the size of the file. `costproof report
-hf:FOLDER` compares weights with parameters. Names are known of Llama, Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to
-3, DeepSeek V2 and V3, and gpt-oss; others are exit code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied copies have known
-causes.
+configuration, and lists the bytes of keys, table and alignment up to the size of the file. `costproof report hf:FOLDER`
+compares weights with parameters. Names are known of Llama, Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1
+to 3, DeepSeek V2 and V3, and gpt-oss; others are exit code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied
+copies have known causes.
 
 ## What is independent
 
-Formulas (`analytic/quantised.py`) and layouts (`storage/formats.py`) define each format twice. The configuration is read twice too:
-by rules (`storage/scheme.py`), and as libraries do (`weights/library_reading.py`); where they differ, exit code 1. The third source
-is the module that transformers and the library build: fp8, AWQ and MXFP4 always, bitsandbytes, compressed-tensors and torchao with
-`costproof[quantised]`; GPTQ, MLX and ModelOpt have none. Tests compare all with 504 layers and 28 models that libraries quantised
-(`benchmarks.quantised_libraries`); shapes that they refuse are exit code 3. torchao's int4, which needs a GPU, is counted by hand.
+Formulas (`analytic/quantised.py`) and layouts (`storage/formats.py`) define each format twice. The configuration is
+read twice too: by rules (`storage/scheme.py`), and as libraries do (`weights/library_reading.py`); where they differ,
+exit code 1. The third source is the module that transformers and the library build: fp8, AWQ and MXFP4 always,
+bitsandbytes, compressed-tensors and torchao with `costproof[quantised]`; GPTQ, MLX and ModelOpt have none. Tests
+compare all with 504 layers and 28 models that libraries quantised (`benchmarks.quantised_libraries`); shapes that they
+refuse are exit code 3. torchao's int4, which needs a GPU, is counted by hand.
 
 ## Published totals
 
@@ -94,7 +98,9 @@ def computed() -> Iterator[tuple[str, ...]]:
             found = costproof.stored(f"hf:{file}", next_token=row.get("mtp", 0))
             named = row.get("named", {})
             rest = row["bytes"] - found.totals.bytes - sum(named.values())
-            said = "; ".join(f"{what}: {size:+,}" for what, size in {**named, **({UNNAMED: rest} if rest else {})}.items())
+            said = "; ".join(
+                f"{what}: {size:+,}" for what, size in {**named, **({UNNAMED: rest} if rest else {})}.items()
+            )
             yield row["name"], ", ".join(found.formats), exact(found.totals.bytes), exact(row["bytes"]), said
 
 

@@ -32,8 +32,8 @@ tiny configuration: `tests/oracles/tiny.py` shrinks that of `tests/models/config
 device are compared module by module, their total with torch's `FlopCounterMode` on plain runs, extended by rules for
 operators that it lacks (attention on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
 
-[zoo.csv](zoo.csv) has every type: outcome and reason, class and its sizes, stages, FLOPs, seconds, peak memory, commit. The
-table below lists those that were tried and are not exact."""
+[zoo.csv](zoo.csv) has every type: outcome and reason, class and its sizes, stages, FLOPs, seconds, peak memory, commit.
+The table below lists those that were tried and are not exact."""
 _AGREED: Final = ("exact", "explained", "equal")
 _UNTRIED: Final = ("not run", "not built")
 
