@@ -83,9 +83,11 @@ def counts(emit: Emit, target: str, choices: Mapping[str, Any]) -> None:
     """Three sources on a real run."""
     report = costproof.report(target, progress=shown, **choices)
     what = [target, str(choices.get("preset", "")), str(choices.get("attention", "sdpa")), _cut(choices)]
-    # The run has the dtype that was asked for, whatever format the checkpoint of the model is in.
-    run = replace(report.capture, target=replace(report.capture.target, quantised={}))
-    found = costproof.compare(replace(run, ledgers=tuple(of.without(STORAGE) for of in run.ledgers))).discrepancy
+    found = report.discrepancy
+    if (info := report.capture.target).quantised:
+        # The run has the dtype that was asked for, whatever format the checkpoint of the model is in.
+        run = replace(report.capture, target=replace(info, quantised={}))
+        found = costproof.compare(replace(run, ledgers=tuple(of.without(STORAGE) for of in run.ledgers))).discrepancy
     verdict = found.verdict
     emit("row", [*what, _short(verdict_sentence(found))], table="counts")
     good = verdict in ("exact", "explained")

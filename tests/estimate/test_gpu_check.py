@@ -404,15 +404,29 @@ def test_a_gpu_sleeps_until_the_call_is_dispatched(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("one_process")
-def test_counts_are_judged_apart_from_the_format_of_a_checkpoint(tmp_path: Path) -> None:
+def test_counts_are_judged_apart_from_the_format_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run has the dtype that was asked for, so that a published checkpoint in fp8 leaves nothing uncounted."""
     file = dict(gpu.small_models(tmp_path))["deepseek-v3"]
     fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     one = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
     file.write_text(json.dumps({**json.loads(file.read_text()), **one, "quantization_config": fp8}))
     choices: dict[str, Any] = {"run": "meta", "dtype": "bfloat16", "config": str(file), "text_tokens": 8}
-    assert costproof.report("deepseek-v3", **choices).discrepancy.verdict == "incomplete"
+    report = costproof.report("deepseek-v3", **choices)
+    assert report.discrepancy.verdict == "incomplete"
+    monkeypatch.setattr(costproof, "report", lambda *asked, **choices: report)
+    assert counted("deepseek-v3", choices) == ("figure", "counts", {"good": True})
+    monkeypatch.undo()
+    plain = dict(gpu.small_models(tmp_path))["llama"]
+    plain.write_text(json.dumps({**json.loads(plain.read_text()), "num_hidden_layers": 1}))
+    choices["config"] = str(plain)
+    assert counted("llama", choices) == ("figure", "counts", {"good": True})
+
+
+def counted(target: str, choices: dict[str, Any]) -> tuple[Any, ...]:
+    """The last message of a count, after that of its row."""
     said: list[tuple[Any, ...]] = []
-    STEPS["counts"](lambda kind, value=None, **more: said.append((kind, value, more)), "deepseek-v3", choices)
-    assert ("figure", "counts", {"good": True}) in said
-    assert [one for one in said if one[0] == "wrong"] == []
+    STEPS["counts"](lambda kind, value=None, **more: said.append((kind, value, more)), target, choices)
+    assert len(said[0][1]) == len(TABLES["counts"].head)
+    return said[-1]
