@@ -113,7 +113,8 @@ def times(rows: Sequence[Row]) -> list[str]:
             those = found.get(stage, [])
             most = f", at most {_percent(those[-1]['off'])}" if len(those) > 1 else ""
             cells.append(f"{_percent(median(those))}{most} ({len(those)})" if those else "")
-        stages.append([stage, *cells, _percent(max(Fraction(row["of peak"] or 0) for row in mine))])
+        shares = [Fraction(row["of peak"]) for row in mine if row["of peak"]]
+        stages.append([stage, *cells, _percent(max(shares)) if shares else "unknown"])
     for form, mine in forms.items():
         some = []
         if form in known:
@@ -126,10 +127,13 @@ def times(rows: Sequence[Row]) -> list[str]:
             some.append(f"worst: {', '.join(worst)}")
         elif several := sum(bool(row["measured"]) for row in mine):
             some.append(f"{several} measured, none predicted")
+        left = []
         for reason, those in grouped(mine, lambda row: row["why"]).items():
             if reason not in ("", UNTRIED):
                 each = ", ".join(f"{len(of)} {stage}" for stage, of in grouped(those, stage_of).items())
-                some.append(f"not measured: {each} ({reason})")
+                left.append(f"{each} ({reason})")
+        if left:
+            some.append(f"not measured: {', '.join(left)}")
         if some:
             said.append(f"- {form}: {markdown('; '.join(some))}.")
     return [*table(("stage", *known, "of peak (MFU), at most"), f"l{'l' * len(known)}r", stages), "", *said]
@@ -189,11 +193,11 @@ def goals(
     rows = sum(f.get("rows", 0) for f in floor)
     yield row("times below their floor", "0", f"{below} of {rows}", not below if floor else None)
     for form, goal in GOALS[kind].items():
-        what, wanted = f"{form}: median error of each stage", f"{float(goal):.0%}"
+        what, wanted = f"{form}: median error by stage", f"≤ {float(goal):.0%}"
         off = {stage: median(mine) for stage, mine in errors(timed, form).items()}
         most = max(off, key=lambda stage: off[stage], default="")
         if off:
-            yield row(what, wanted, f"at most {_percent(off[most])} ({most})", off[most] <= goal)
+            yield row(what, wanted, f"{_percent(off[most])} in {most}, largest of {len(off)}", off[most] <= goal)
         else:
             yield row(what, wanted, "none measured", None)
     for drawn in figures.get("weights", []):
