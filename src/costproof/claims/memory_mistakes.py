@@ -198,7 +198,8 @@ def _all_reduce(stated: str, what: str) -> Mistake:
     number = compile_expression(text(parse(stated.replace(" M", "*M"))))
 
     def factor(term: ClaimTerm) -> Fraction:
-        ranks = term.values["cp" if term.part == "attention" else "tp"]
+        ranks = term.values.get("cp", 1) if term.part == "attention" else 1
+        ranks = ranks if ranks > 1 else term.values["tp"]
         return Fraction(number.run({"n": ranks, "M": ranks}), 2 * (ranks - 1))  # of 2 (n - 1) / n M
 
     changes = (TermChange(_collective("all_reduce"), factor),)
