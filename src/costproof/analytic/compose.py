@@ -116,7 +116,7 @@ def by_identity(function: Callable[[K], V]) -> Callable[[K], V]:
 
 def in_layer(i: int, parts: Iterable[ModulePart]) -> tuple[ModulePart, ...]:
     """Return the parts with layer index ``i``."""
-    return tuple(replace(part, i=i) for part in parts)
+    return tuple(ModulePart(p.role, p.layers, p.called, p.times, p.group, i) for p in parts)
 
 
 def module_of(part: ModulePart, names: Mapping[str, str]) -> str:
