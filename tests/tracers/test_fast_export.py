@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch._dynamo
@@ -89,3 +91,31 @@ def test_the_graph_costs_the_same_either_way(monkeypatch: pytest.MonkeyPatch) ->
                       zip(work.graph.ops, work.costs, strict=True)])  # fmt: skip
     assert found[0] == found[1]
     assert len(found[0]) == 5
+
+
+def test_unbacked_symbols_are_bound_as_torch_binds_them() -> None:
+    """Where there is one; the graph without any is not searched."""
+
+    class Chosen(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nonzero(x) + 1
+
+    def bound(program: torch.export.ExportedProgram) -> list[dict[str, str]]:
+        return [{str(k): str(v) for k, v in n.meta.get("unbacked_bindings", {}).items()} for n in program.graph.nodes]
+
+    module, args = Chosen(), (torch.ones(3),)
+    plain = bound(torch.export.export(module, args))
+    with fast_export(module):
+        assert bound(torch.export.export(module, args)) == plain
+    assert any(plain)
+    searched = "torch.fx.experimental.symbolic_shapes._free_unbacked_symbols_with_path"
+    with mock.patch(searched, side_effect=AssertionError), fast_export(module):
+        torch.export.export(Row(1), (torch.zeros(2, 6),))
+
+
+def test_an_exported_graph_is_compiled_when_it_is_called() -> None:
+    row, given = Row(1), torch.ones(2, 6)
+    with fast_export(row):
+        program = torch.export.export(row, (given,))
+    assert "_LazyGraphModule" in {base.__name__ for base in type(program.graph_module).__mro__}
+    assert torch.equal(program.module()(given), row(given))
