@@ -130,7 +130,7 @@ certificates: $(VENV)/dev  ## Prove five models and two meshes anew, twenty minu
 	    for end in json md; do cp out/certificates/$$name/certificate.$$end docs/certificates/$$name.$$end; done; \
 	done
 
-gpu-check: $(VENV)/dev $(VENV)/flash $(VENV)/flash-sources  ## Counts, times and peaks on the GPU of this machine, or on its processor: docs/gpu.md
+gpu-check: $(VENV)/dev $(VENV)/flash $(VENV)/flash-sources  ## Counts, times and peaks on the GPU of this machine, or on its processor: docs/gpu.md, docs/gpu-*.csv
 	$(BIN)/python -m benchmarks.gpu --flash-attn "$$(ls -d $(VENV)/flash-sources/*.tar.gz 2>/dev/null)"
 
 bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations, derived formulas

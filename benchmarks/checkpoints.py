@@ -19,12 +19,12 @@ from costproof.views.numbers import exact
 PAGE: Final = Path("docs/checkpoints.md")
 ROWS: Final = Path("tests/storage/published.json")
 CONFIGS: Final = (Path("tests/models/configs"), ROWS.parent)
+UNNAMED: Final = "without a cause"
 HEAD: Final = """\
 # What a checkpoint takes on disk
 
-`costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read.
-`--files` compares the layout with the headers of safetensors files, and lists every difference with its bytes and
-cause. This page is made by `python -m benchmarks.checkpoints`.
+`costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read. This
+page is made by `python -m benchmarks.checkpoints`.
 
 ```sh
 costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes
@@ -32,63 +32,58 @@ costproof stored hf:docs/examples/qwen3.json -f json -o stored.json
 costproof fits gpt-oss-20b --memory 20GB                            # weights as they are stored
 ```
 
-Four numbers differ: *stored bytes* are the payload of the files; *stored elements* are what headers add up to, with
-scales and packed words; *parameters* are those before quantisation; what a run holds is in [`fits`](roofline.md).
+*Stored bytes* are the payload of the files; *stored elements* are what headers add up to, with scales and packed words;
+*parameters* are those before quantisation; what a run holds is in [`fits`](roofline.md). Formats are read from
 
-| read from | formats |
-|---|---|
-| `quantization_config`, `compression_config` (also of `text_config`) | fp8 with scales for blocks, rows or the matrix |
-| | bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm |
-| | compressed-tensors integers packed, int8, float8, NVFP4, MXFP4, MXFP8 |
-| | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`) |
-| | torchao int4 (plain, tiles), int8 and float8, weights alone or with inputs |
-| `hf_quant_config.json`, `quantize_config.json` beside it | ModelOpt, GPTQ, AWQ |
-| `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
-| `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
+- `quantization_config`, `compression_config` (also of `text_config`): fp8 with scales for blocks, rows or the matrix;
+  bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm; compressed-tensors integers packed, int8, float8,
+  NVFP4, MXFP4, MXFP8; MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`); torchao int4 (plain,
+  tiles), int8 and float8, only weights or with inputs;
+- `hf_quant_config.json`, `quantize_config.json` beside it: ModelOpt, GPTQ, AWQ;
+- `modules_to_not_convert`, `ignore`, `exclude_modules`, `targets`, `llm_int8_skip_modules`, `lm_head`: what is left in
+  16 bits.
 
-A format or a key outside of this is exit code 3 with its name, and no number; so is a tied head that no list leaves
-out. What no key says is stated as assumed: the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros of
-AutoGPTQ, the dtype of shapes of packed matrices. JSON descriptions of bitsandbytes' nested maxima contain a number from
-the weights; their size is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2,
-GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and
-in the first three copies of the tables.
+Any other format or key, and a tied head that no list leaves out, is exit code 3 with its name and no number. What no
+key says is stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3), a tied head,
+biases of zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
+nested maxima is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5 and
+4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and in the first
+three copies of the tables.
 
 ## Headers against the layout
 
 `costproof report hf:FOLDER` reads the headers of safetensors files beside the configuration as a source (`headers`),
 and compares them with formulas and layout, module by module; `costproof stored --files` compares tensor by tensor.
-Shards may end after their headers. These differences have a known cause, named with its bytes; any other is a finding
-(exit code 1):
+Shards may end after their headers. These causes are named with their bytes; any other difference is a finding (exit
+code 1):
 
-| cause | evidence |
-|---|---|
-| biases of zeros | a bias of a packed layer that the model does not have; AutoGPTQ writes it, GPTQModel does not |
-| the group of each column | `g_idx`, `weight_g_idx` of a packed layer |
-| another dtype of scales, zero points, shapes | same name, same shape |
-| MTP modules | names after the last layer that the configuration counts, or below `mtp.` |
-| a copy of a tied tensor | the name and shape of a tied parameter |
-| rotary frequencies; tensors that the class ignores | `rotary_emb.inv_freq`; patterns of the class in transformers |
+- biases of zeros: a bias of a packed layer that the model does not have; AutoGPTQ writes it, GPTQModel does not
+- the group of each column: `g_idx`, `weight_g_idx` of a packed layer
+- another dtype of scales, zero points, shapes: same name, same shape
+- MTP modules: names after the last layer that the configuration counts, or below `mtp.`
+- a copy of a tied tensor: name and shape of a tied parameter
+- rotary frequencies; tensors that the class ignores: `rotary_emb.inv_freq`; patterns of the class in transformers
 
 ## GGUF
 
-A GGUF file states the type of each tensor, which no configuration does. `costproof stored hf:FOLDER --files FILE.gguf`
-takes types from the file and shapes from the configuration, and lists the bytes of keys, table and alignment, so that
-the sum is the size of the file. `costproof report hf:FOLDER` compares weights with parameters. Names are known of
-Llama, Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to 3, DeepSeek V2 and V3, and gpt-oss; others are exit
-code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied copies have known causes.
+`costproof stored hf:FOLDER --files FILE.gguf` takes types from the file (no configuration has them) and shapes from the
+configuration, and lists the bytes of keys, table and alignment up to the size of the file. `costproof report hf:FOLDER`
+compares weights with parameters. Names are known of Llama, Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1
+to 3, DeepSeek V2 and V3, and gpt-oss; others are exit code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied
+copies have known causes.
 
 ## What is independent
 
 Formulas (`analytic/quantised.py`) and layouts (`storage/formats.py`) define each format twice. The configuration is
 read twice too: by rules (`storage/scheme.py`), and as libraries do (`weights/library_reading.py`); where they differ,
 exit code 1. The third source is the module that transformers and the library build: fp8, AWQ and MXFP4 always,
-bitsandbytes, compressed-tensors and torchao with `costproof[quantised]`; GPTQ, MLX and ModelOpt have none. Tests hold
-all against 504 layers and 28 models that libraries quantised (`benchmarks.quantised_libraries`); shapes that they
+bitsandbytes, compressed-tensors and torchao with `costproof[quantised]`; GPTQ, MLX and ModelOpt have none. Tests
+compare all with 504 layers and 28 models that libraries quantised (`benchmarks.quantised_libraries`); shapes that they
 refuse are exit code 3. torchao's int4, which needs a GPU, is counted by hand.
 
 ## Published totals
 
-Differences have a name and its bytes:
+Every difference has a cause:
 """
 
 
@@ -103,19 +98,19 @@ def computed() -> Iterator[tuple[str, ...]]:
             found = costproof.stored(f"hf:{file}", next_token=row.get("mtp", 0))
             named = row.get("named", {})
             rest = row["bytes"] - found.totals.bytes - sum(named.values())
-            said = "; ".join(f"{what}: {size:+,}" for what, size in named.items())
-            yield (
-                row["name"], ", ".join(found.formats), exact(found.totals.bytes), exact(row["bytes"]), said, exact(rest)
-            )  # fmt: skip
+            said = "; ".join(
+                f"{what}: {size:+,}" for what, size in {**named, **({UNNAMED: rest} if rest else {})}.items()
+            )
+            yield row["name"], ", ".join(found.formats), exact(found.totals.bytes), exact(row["bytes"]), said
 
 
 def main() -> int:
-    """Write the page; 1 if a residual is not 0."""
+    """Write the page; 1 if bytes have no cause."""
     rows = list(computed())
-    names = ("checkpoint", "format", "by its configuration", "published", "named", "residual")
-    PAGE.write_text("\n".join([HEAD, *table(names, "llrrlr", rows), ""]), encoding="utf-8")
+    names = ("checkpoint", "format", "by its configuration", "published", "difference")
+    PAGE.write_text("\n".join([HEAD, *table(names, "llrrl", rows), ""]), encoding="utf-8")
     print(f"wrote {PAGE}")
-    return int(any(row[-1] != "0" for row in rows))
+    return int(any(UNNAMED in row[-1] for row in rows))
 
 
 if __name__ == "__main__":

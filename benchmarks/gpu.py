@@ -1,4 +1,4 @@
-"""What a device settles, in a few minutes: ``make gpu-check``, which writes docs/gpu.md.
+"""What a device settles, in a few minutes: ``make gpu-check``, which writes docs/gpu.md and the CSV files beside it.
 
 The minutes are spent in the order of what is worth most: the machine, counts, peaks, times, random weights. Every part
 has a share of them; a step that does not fit, hangs or fails is a line of the page and ends no other. Rows are written
@@ -27,8 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.gpu_page import PAGE, Page, goals
-from costproof.reports.escape import markdown
+from benchmarks.gpu_page import PAGE, Page
 
 WORK: Final = Path("out/gpu-check")
 OCR: Final = "deepseek-ocr"
@@ -390,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10, help="time for everything (default: 10)")
     parser.add_argument("--small", action="store_true", help="small models on the processor, in a few minutes")
-    parser.add_argument("--page", type=Path, default=PAGE, help=f"file to write (default: {PAGE})")
+    parser.add_argument("--page", type=Path, default=PAGE, help=f"page to write, CSV files beside it (default: {PAGE})")
     parser.add_argument("--work", type=Path, default=WORK, help=f"folder of what is made on the way (default: {WORK})")
     parser.add_argument("--flash-attn", type=Path, help="sdist of flash-attn, to build its kernels from")
     options = parser.parse_args(arguments)
@@ -411,16 +410,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             for message in worker.run(step, seconds):
                 with lock:
-                    page.take(part, message)
+                    page.take(message)
                     if message["kind"] == "error":
                         page.failed(f"{part}, {step.what}", message["value"])
-                        state = ", failed"
+                        state = "failed"
         except (TimeoutError, RuntimeError, OSError) as error:
             with lock:
                 page.failed(f"{part}, {step.what}", str(error))
-            state = ", stopped"
+            state = "stopped"
         with lock:
-            page.spent.append((part, markdown(step.what), f"{time.monotonic() - begin:.1f}{state}"))
+            page.add("steps", (part, step.what, f"{time.monotonic() - begin:.1f}", state))
             page.write()
 
     def execute(part: str, steps: Sequence[Step], seconds: float) -> None:
@@ -454,8 +453,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page.left += [f"{what}: the run was ended before" for what in every if what not in tried]
         page.budget += f" It took {(time.monotonic() - budget.began) / 60:.1f}. {kernels.said}".rstrip()
         page.write()
-    missed = [what for what, _, _, met in goals(run, page.figures) if met == "NO"]
-    return 1 if page.wrong or missed else 0
+    return 1 if page.wrong or any(met == "NO" for *_, met in page.goals()) else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from fractions import Fraction
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import torch
 
 import costproof
-from benchmarks.gpu_page import SPLIT
+from benchmarks.gpu_summary import SPLIT, UNTRIED
 from benchmarks.peaks import rows as processor_peaks
 from benchmarks.requested import Requested, requested
 from costproof.compare.verdict import verdict_sentence
@@ -34,7 +34,6 @@ from costproof.ledger.errors import first_line
 from costproof.ledger.files import json_text
 from costproof.ledger.metrics import STORAGE
 from costproof.ledger.schema import to_data
-from costproof.patches.flash_attention import compiled
 from costproof.run.doctor import doctor
 from costproof.tracers.device_benchmark import device_title
 from costproof.views.numbers import exact, human
@@ -65,8 +64,6 @@ def machine(emit: Emit, run: Literal["cpu", "cuda"], folder: str) -> None:
     emit("text", f"{device_title(run)}; " + ", ".join(f"{p} {versions[p]}" for p in kept))
     states = {**found.sources, **{name: found.others[name] for name in ("flash", "cuda", "counters")}}
     emit("text", "; ".join(f"{name}: {state}" for name, state in states.items()))
-    if run == "cuda":
-        emit("text", "FlashAttention's kernels: " + ("compiled" if compiled() else "not there"))
     device = costproof.measure_machine(run, dtypes=DTYPES[run])
     Path(folder, _DEVICE_FILE).write_text(json_text(to_data(DEVICE, device)), encoding="utf-8")
     for peak in device.peaks:
@@ -86,9 +83,11 @@ def counts(emit: Emit, target: str, choices: Mapping[str, Any]) -> None:
     """Three sources on a real run."""
     report = costproof.report(target, progress=shown, **choices)
     what = [target, str(choices.get("preset", "")), str(choices.get("attention", "sdpa")), _cut(choices)]
-    # The run has the dtype that was asked for, whatever format the checkpoint of the model is in.
-    run = replace(report.capture, target=replace(report.capture.target, quantised={}))
-    found = costproof.compare(replace(run, ledgers=tuple(of.without(STORAGE) for of in run.ledgers))).discrepancy
+    found = report.discrepancy
+    if (info := report.capture.target).quantised:
+        # The run has the dtype that was asked for, whatever format the checkpoint of the model is in.
+        run = replace(report.capture, target=replace(info, quantised={}))
+        found = costproof.compare(replace(run, ledgers=tuple(of.without(STORAGE) for of in run.ledgers))).discrepancy
     verdict = found.verdict
     emit("row", [*what, _short(verdict_sentence(found))], table="counts")
     good = verdict in ("exact", "explained")
@@ -108,13 +107,13 @@ def _cut(choices: Mapping[str, Any]) -> str:
 
 def peaks(emit: Emit, target: str, choices: Mapping[str, Any]) -> None:
     """What a run on a GPU asks of the allocator beside liveness."""
-    what = f"{choices['preset']}, {choices['attention']}"
+    what = [choices["preset"], choices["attention"]]
     for one in requested(target, choices):
-        emit("row", [target, what, _cut(choices), *held(one)], table="peaks")
+        emit("row", [target, *what, _cut(choices), *held(one)], table="peaks")
         less = too_little(one)
         emit("figure", "peaks", good=not less and not any(one.unnamed))
         for wrong in less:
-            emit("wrong", f"peaks of {what}, {wrong}")
+            emit("wrong", f"peaks of {', '.join(what)}, {wrong}")
 
 
 def allocations(emit: Emit, case: str) -> None:
@@ -140,17 +139,12 @@ def too_little(one: Requested) -> list[str]:
     ]  # fmt: skip
 
 
-def held(one: Requested) -> tuple[str, ...]:
+def held(one: Requested) -> tuple[str | int | None, ...]:
     """The cells of one call."""
-
-    def more(known: int | None, ran: int) -> str:
-        return exact(None if known is None else ran - known)
-
+    named = dict((*one.of_program, *one.of_module))
     return (
-        one.stage, exact(one.graph), exact(one.program), more(one.graph, one.program),
-        exact(one.eager), exact(one.module), more(one.eager, one.module),
-        exact(one.rounded), exact(one.allocated), more(one.rounded, one.allocated),
-        "; ".join(f"{name} {exact(size)}" for name, size in dict((*one.of_program, *one.of_module)).items()),
+        one.stage, one.graph, one.program, one.eager, one.module, one.rounded, one.allocated,
+        "; ".join(f"{name} {size}" for name, size in named.items()),
     )  # fmt: skip
 
 
@@ -163,13 +157,10 @@ def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str, ways
     for row in found.rows:
         if row.measured is not None:
             _seen[(*what, row.run, _stage(row))] = row.measured.median
-        cells, figures = timed(row)
-        emit("row", [*what, *cells], table="times")
-        emit("row", [*what, *clocks(row)], table="clocks")
-        parts = [None] * len(SPLIT) if row.split is None else astuple(row.split)
-        emit("row", [*what, row.run, _stage(row), *map(ms, parts)], table="split")
-        for figure in figures:
-            emit("figure", "times", **figure)
+        for cells in timed(row):
+            emit("row", [*what, *cells], table="times")
+        split = [None] * len(SPLIT) if row.split is None else astuple(row.split)
+        emit("row", [*what, *clocks(row), *map(ms, split)], table="parts")
     _findings(emit, found, ", ".join(what))
 
 
@@ -179,14 +170,8 @@ def predictions(emit: Emit, target: str, choices: Mapping[str, Any], folder: str
     what = _what(target, choices)
     for row in found.rows:
         measured = _seen.get((*what, row.run, _stage(row)))
-        inside = ""
-        if measured is not None and row.device_alone is not None and row.predicted is not None:
-            inside = "yes" if row.device_alone <= measured <= row.predicted else "no"
-        times = (row.device_alone, row.predicted, measured)
-        emit("row", [*what, row.run, _stage(row), *map(ms, times), inside], table="predictions")
-        if row.predicted is not None and measured is not None:
-            more = {"form": "never run", "stage": row.stage, "predicted": row.predicted, "measured": measured}
-            emit("figure", "times", **more)
+        cells = compared(row, "never run", row.predicted, measured, least=row.device_alone)
+        emit("row", [*what, *cells], table="times")
 
 
 def _what(target: str, choices: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -210,8 +195,8 @@ def weights(emit: Emit, run: str, numbers: int) -> None:
             torch.cuda.synchronize()
         spent = time.perf_counter() - begin
         name, rate, goal = str(dtype).removeprefix("torch."), round(numbers / spent), DRAWN[run]
-        cells = [f"{name} on {run}, {torch.get_num_threads()} threads", exact(numbers), f"{spent:.3f}", human(rate)]
-        emit("row", cells, table="weights")
+        figure = f"random numbers a second, {name}, {torch.get_num_threads()} threads"
+        emit("row", [figure, human(rate), f"{exact(numbers)} numbers in {spent:.3f} s"], table="rates")
         emit("figure", "weights", what=f"random weights: {name} numbers a second", wanted=f"{human(goal)}",
              found=human(rate), good=rate >= goal)  # fmt: skip
         del made
@@ -227,49 +212,49 @@ def _findings(emit: Emit, found: Measurement, what: str) -> None:
             emit("wrong", f"{what}, {operator.operator}, alone: {operator.why}")
 
 
-def timed(row: MeasuredStage) -> tuple[list[str], list[dict[str, Any]]]:
-    """The cells of a stage after its model, and the figures of its predictions."""
-    bounds = [ms(b.seconds and Fraction(b.seconds) * 10**9) for b in (row.floor, row.roof)]
+def timed(row: MeasuredStage) -> Iterator[list[str | None]]:
+    """The cells of each form of a stage, after its model."""
     measured = None if row.measured is None else row.measured.median
-    predicted = row.replay if row.predicted is None else row.predicted
-    cells = [row.run, _stage(row), *bounds]
-    figures: list[dict[str, Any]] = []
-    flops = None if row.of_peak is None or measured is None else Fraction(row.of_peak) * measured
-
-    def form(name: str, predicted: int | None, measured: int | None, why: str) -> None:
-        off = None if predicted is None or not measured else abs(Fraction(predicted - measured, measured))
-        share = "" if flops is None or not measured else f"{float(flops / measured):.1%}"
-        waits = re.search(r"\((.* waits for the device)\)$", why)
-        known = ms(measured) if measured is not None else waits[1] if waits else why
-        cells.extend([ms(predicted), known, "" if off is None else f"{float(off):.1%}", share])
-        if predicted is not None and measured is not None:
-            figures.append({"form": name, "stage": row.stage, "predicted": predicted, "measured": measured})
-
-    form("eager", predicted, measured, "did not run")
-    for name, variant in (("graph", row.graph), ("compiled", row.compiled)):
+    yield compared(row, "eager", row.replay if row.predicted is None else row.predicted, measured, "did not run")
+    for form, variant in (("graph", row.graph), ("compiled", row.compiled)):
         if variant is None:
-            form(name, None, None, "not tried")
+            yield compared(row, form, None, None, UNTRIED)
         else:
-            form(name, variant.predicted, None if variant.time is None else variant.time.median, variant.why)
-    return cells, figures
+            ran = None if variant.time is None else variant.time.median
+            yield compared(row, form, variant.predicted, ran, variant.why)
 
 
-def clocks(row: MeasuredStage) -> list[str]:
+def compared(
+    row: MeasuredStage, form: str, predicted: int | None, measured: int | None, why: str = "", least: int | None = None
+) -> list[str | None]:
+    """The cells of one form of a stage, after its model; ``why`` it was not measured."""
+    bounds = [ms(b.seconds and Fraction(b.seconds) * 10**9) for b in (row.floor, row.roof)]
+    off = share = None
+    if predicted is not None and measured is not None:
+        off = f"{float(abs(Fraction(predicted - measured, max(1, measured)))):.6f}"
+    if measured and row.of_peak is not None and row.measured is not None:
+        share = f"{float(Fraction(row.of_peak) * row.measured.median / measured):.6f}"
+    waits = re.search(r"\((.* waits for the device)\)$", why)
+    reason = "" if measured is not None else waits[1] if waits else why
+    return [row.run, _stage(row), form, *bounds, ms(least), ms(predicted), ms(measured), off, share, reason]
+
+
+def clocks(row: MeasuredStage) -> list[str | int | None]:
     """The cells of a stage after its model: what each clock takes by itself, and both."""
     known = row.clocks
     if known is None:
-        return [row.run, _stage(row), *["unknown"] * 6]
+        return [row.run, _stage(row), *[None] * 6]
     times = (known.host, known.device, known.both)
-    return [row.run, _stage(row), exact(known.calls), exact(known.launches), *map(ms, times), known.binds]
+    return [row.run, _stage(row), known.calls, known.launches, *map(ms, times), known.binds]
 
 
 def _stage(row: MeasuredStage) -> str:
     return f"{row.stage}@{row.invocation}" if row.invocation else row.stage
 
 
-def ms(nanoseconds: Fraction | int | str | None) -> str:
-    """Return milliseconds, or ``unknown``."""
-    return "unknown" if nanoseconds is None else f"{float(Fraction(nanoseconds)) / 1e6:,.3f}"
+def ms(nanoseconds: Fraction | int | str | None) -> str | None:
+    """Return milliseconds to the nanosecond."""
+    return None if nanoseconds is None else f"{float(Fraction(nanoseconds)) / 1e6:.6f}"
 
 
 STEPS: Final[Mapping[str, Callable[..., None]]] = {

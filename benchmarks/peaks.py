@@ -65,8 +65,8 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
 }
 
 
-def rows(name: str) -> Iterator[tuple[bool, tuple[str, ...]]]:
-    """Whether all is equal, and the cells, of every call of every stage."""
+def rows(name: str) -> Iterator[tuple[bool, tuple[str | int | None, ...]]]:
+    """Whether all is equal, and what the table has, of every call of every stage."""
     target, workload = CASES[name]()
     for attention in ATTENTION:
         for _, job in calls(target, workload(attention)):
@@ -89,7 +89,9 @@ def _held(run: RealRun) -> tuple[Allocated, int]:
     return found, found.tensors + run.inputs
 
 
-def _cells(name: str, attention: str, found: CallPeaks, mine: int, its: int, program: Allocated) -> tuple[str, ...]:
+def _cells(
+    name: str, attention: str, found: CallPeaks, mine: int, its: int, program: Allocated
+) -> tuple[str | int | None, ...]:
     part = max(found.gap, key=lambda p: p.bytes, default=None)
     largest = "" if part is None or part.tensor is None else f"{part.tensor.name} of {part.tensor.module}"
     if part is not None and part.holders:
@@ -97,7 +99,7 @@ def _cells(name: str, attention: str, found: CallPeaks, mine: int, its: int, pro
     own = "; ".join(f"{op} {exact(size)}" for op, size in program.workspaces.items())
     graph, eager = _peaks(found)
     sizes = (graph, mine, eager, its, found.gap_bytes)
-    return (name, found.stage, found.part, attention, *map(exact, sizes), largest, exact(found.residual), own)
+    return (name, found.stage, found.part, attention, *sizes, largest, found.residual, own)
 
 
 def main(names: list[str]) -> int:
@@ -108,7 +110,8 @@ def main(names: list[str]) -> int:
     for name in names or CASES:
         for good, cells in rows(name):
             wrong += not good
-            print(table(HEAD, "llllrrrrrlrl", [cells])[-1] + ("" if good else "  DIFFERS"), flush=True)
+            texts = tuple(cell if isinstance(cell, str) else exact(cell) for cell in cells)
+            print(table(HEAD, "llllrrrrrlrl", [texts])[-1] + ("" if good else "  DIFFERS"), flush=True)
     return 1 if wrong else 0
 
 

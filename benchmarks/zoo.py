@@ -26,15 +26,14 @@ LIMITS: Final = Limits(seconds=600, memory_bytes=6 * 2**30)
 PAGE: Final = Path("docs/zoo.md")
 DATA: Final = Path("docs/zoo.csv")
 _HEAD: Final = """\
-Made by `python -m benchmarks.zoo`; do not edit. Every type for which transformers has a model is counted as `hf:`
-counts it, at a tiny configuration: one rule (`tests/oracles/tiny.py`) shrinks a published configuration where
-`tests/models/configs` has one, and the default one otherwise. `tests/oracles/completed.py` supplies values without
-which a default configuration does not build or run. An export and a run on the meta device are compared module by
-module; their total is compared with torch's `FlopCounterMode` on plain runs, extended by rules for operators that
-it lacks (attention on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
+Made by `python -m benchmarks.zoo`; do not edit. Every type for which transformers has a model is counted as `hf:`, at a
+tiny configuration: `tests/oracles/tiny.py` shrinks that of `tests/models/configs`, or the default one;
+`tests/oracles/completed.py` adds values without which a default one does not build or run. Export and run on the meta
+device are compared module by module, their total with torch's `FlopCounterMode` on plain runs, extended by rules for
+operators that it lacks (attention on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
 
-[zoo.csv](zoo.csv) has one row per type: outcome and reason, class, stages, FLOPs, seconds, peak memory, commit. The
-table below lists the types that were tried and are not exact."""
+[zoo.csv](zoo.csv) has every type: outcome and reason, class and its sizes, stages, FLOPs, seconds, peak memory, commit.
+The table below lists those that were tried and are not exact."""
 _AGREED: Final = ("exact", "explained", "equal")
 _UNTRIED: Final = ("not run", "not built")
 
@@ -103,15 +102,15 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
         f"{versions}; {sizes}, where a model accepts them. FLOPs are the total of all stages.",
         "",
         f"Of {len(names)} types {built} were built and tried. Of these {agreed} ({agreed / max(built, 1):.1%}) have",
-        f"equal FLOPs from all three sources; in {part} of them the inputs leave modules unused (named in the CSV), so",
-        f"the figure covers the rest. All rows took {sum(r.seconds for r in every) / 60:.0f} minutes of one process.",
+        f"equal FLOPs from all three; in {part} of them the inputs leave modules unused (named in the CSV), which",
+        f"the figure leaves out. All rows took {sum(r.seconds for r in every) / 60:.0f} minutes of one process.",
         "",
         "| outcome | types | |",
-        "| --- | ---: | --- |",
+        "|---|---:|---|",
         *(f"| {outcome} | {tally[outcome]} | {what} |" for outcome, what in OUTCOMES.items() if tally[outcome]),
         "",
-        "| type | model | outcome | reason |",
-        "| --- | --- | --- | --- |",
+        "| type | outcome | reason |",
+        "|---|---|---|",
         *(_line(row) for row in every if row.outcome not in (*_UNTRIED, "exact")),
         "",
         f"Not built: {', '.join(row.name for row in every if row.outcome == 'not built')}.",
@@ -120,8 +119,8 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
 
 
 def _line(row: Row) -> str:
-    why = shorten(row.why, 160, placeholder=" …").replace("|", "\\|").replace("<", "&lt;")
-    return f"| {row.name} | {row.what} | {row.outcome} | {why} |"
+    why = shorten(row.why, 90, placeholder=" …").replace("|", "\\|").replace("<", "&lt;")
+    return f"| {row.name} | {row.outcome} | {why} |"
 
 
 def _commit() -> str:

@@ -117,11 +117,12 @@ def row(name: str, found: Tried, first: Tried) -> str:
     """A line of the table in docs/versions.md."""
     versions = [found.versions.get(p, "") for p in SHOWN]
     ends = [str(code) + ("" if code == COMMANDS[c][1] else " (wrong)") for c, code in found.codes.items()]
-    same = [
+    counts = [
         f"{report} {len(numbers):,}" + ("" if numbers == first.numbers.get(report) else " (not the same)")
         for report, numbers in sorted(found.numbers.items())
     ]
-    return "| " + " | ".join([name, *versions, *ends, ", ".join(same)]) + " |"
+    same = "the same" if found is not first and found.numbers == first.numbers else ", ".join(counts)
+    return "| " + " | ".join([name, *versions, " ".join(ends), same]) + " |"
 
 
 def main() -> int:
@@ -131,7 +132,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / ".venv-versions", help="where the environments are made")
     options = parser.parse_args()
     chosen = options.sets
-    columns = ["set", *SHOWN, *COMMANDS, "same integers"]
+    columns = ["set", *SHOWN, "exit codes", "integers"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     print("\n".join(lines), flush=True)
     first: Tried | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from costproof.claims.catalogue import mistake_table
-from costproof.claims.effects import Mistakes
+from costproof.claims.effects import IN_BYTES, Mistakes
 from costproof.ledger.metrics import PEAK_METRICS, SUMMED, Metric
 from costproof.models.registry import mistakes_of
 
@@ -21,7 +21,14 @@ HELD: Container[Metric] = (
     "params", "params_active", "weight_bytes", "buffer_bytes", "stored_bytes", "stored_elements", "resident_bytes",
 )  # fmt: skip
 """Metrics of a model; all others are of a call."""
-COMMUNICATION: Container[Metric] = ("comm_bytes", "comm_payload_bytes", "messages")
+COMMUNICATION: tuple[Metric, ...] = ("comm_bytes", "comm_payload_bytes", "messages")
+GROUPS: tuple[tuple[tuple[Metric, ...], str], ...] = (
+    (("params", "params_active", "weight_bytes"), "parameters"),
+    (("kv_read_bytes", "kv_cache_bytes"), "cache"),
+    (COMMUNICATION, "communication"),
+    (tuple(PEAK_METRICS), "peaks"),
+)
+"""Metrics that lists have under one name, as the page explains."""
 TARGETS = ("deepseek-ocr", "deepseek-v3", "qwen2-5-vl", "qwen3-vl-vision")
 
 
@@ -31,7 +38,7 @@ def markdown(own: Mapping[str, Mistakes]) -> str:
     Args:
         own: name of a target -> the mistakes that it adds.
     """
-    lists: dict[str, list[str]] = {}
+    parts = []
     for title, table in (
         ("Every model", mistake_table(Mistakes())),
         *((f"`{name}`", m.table) for name, m in own.items()),
@@ -41,20 +48,43 @@ def markdown(own: Mapping[str, Mistakes]) -> str:
             metrics.setdefault((row.cause, row.what), set()).update(
                 m for m in (*SUMMED, *PEAK_METRICS) if m in row.metrics
             )
-        items: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for (cause, what), found in metrics.items():  # items that differ only in numbers, names or classes are one
-            same = re.sub(r"\d+", "#", what.removesuffix(", two classes"))
-            items.setdefault((f"{title}, {words(found)}:", same), []).append((cause, what))
-        for (head, _), alike in items.items():
-            names = ", ".join(f"`{cause}`" for cause, _ in alike)
-            meanings = {what.removesuffix(", two classes") for _, what in alike}
-            meaning = meanings.pop() if len(meanings) == 1 else re.sub(r"\d+", "N", alike[0][1])
-            lists.setdefault(head, []).append(f"- {names}: {meaning}")
-    return "\n\n".join(f"{head}\n\n" + "\n".join(items) for head, items in lists.items()) + "\n"
+        lists: dict[str, dict[str, list[tuple[str, str]]]] = {}
+        for (cause, what), found in metrics.items():
+            if _VARIANT.search(what):
+                continue
+            meaning = _DECODER.sub("these parameters of the decoder", _without_name(cause, what))
+            same = re.sub(r"\d+", "#", meaning)  # items that differ only in numbers or names are one
+            lists.setdefault(words(found), {}).setdefault(same, []).append((cause, meaning))
+        parts.append(f"**{title}**")
+        for head, items in lists.items():
+            lines = []
+            for alike in items.values():
+                meanings = {meaning for _, meaning in alike}
+                meaning = meanings.pop() if len(meanings) == 1 else re.sub(r"\d+", "N", alike[0][1])
+                lines.append(f"- {', '.join(f'`{cause}`' for cause, _ in alike)}: {meaning}")
+            parts += [f"{head[0].upper()}{head[1:]}:", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+_VARIANT = re.compile(r", two classes$|, and attention$")
+"""Ends of meanings of variants, which the page states above the list."""
+_DECODER = re.compile(r"(all|active) parameters of the decoder( but the embedding)?")
+"""Parameters of rules of thumb, which their names state."""
+
+
+def _without_name(cause: str, what: str) -> str:
+    """Return a meaning without the subject that the name has: ``norms missing``, norms are left out -> left out."""
+    subject = re.sub(r" (missing|counted)$", "", cause)
+    for end in ("left out", "counted, not all", "counted as FLOPs"):
+        if re.fullmatch(rf"(the )?{re.escape(subject)} (is|are) {end}", what):
+            return end
+    return re.sub(rf"^the {re.escape(cause).replace('counted', 'is counted')}[,:] ", "", what)
 
 
 def words(metrics: Container[Metric]) -> str:
-    given = [m for m in SUMMED if m in metrics]
+    every = (*SUMMED, *PEAK_METRICS)
+    given = [m for m in every if m in metrics]
+    summed = [m for m in SUMMED if m in metrics]
     missing = [m for m in SUMMED if m not in metrics]
     if not missing:
         return "all metrics"
@@ -63,12 +93,18 @@ def words(metrics: Container[Metric]) -> str:
         ([m for m in SUMMED if m in HELD], "metrics of a model"),
         (of_calls, "metrics of a call"),
         ([m for m in of_calls if m not in COMMUNICATION], "metrics of a call but communication"),
+        ([m for m in every if m in IN_BYTES or m in PEAK_METRICS], "bytes and peaks"),
     ):
-        if given == group and not any(m in metrics for m in PEAK_METRICS):
+        if given == group:
             return title
-    if given and len(missing) <= FEW:
+    if summed and len(missing) <= FEW:
         return "all metrics but " + ", ".join(f"`{m}`" for m in missing)
-    return ", ".join(f"`{m}`" for m in (*SUMMED, *PEAK_METRICS) if m in metrics)
+    named, rest = [], given
+    for members, title in GROUPS:
+        if all(m in rest for m in members):
+            named.append(title)
+            rest = [m for m in rest if m not in members]
+    return ", ".join([*named, *(f"`{m}`" for m in rest)])
 
 
 def test_the_list_is_current(request: pytest.FixtureRequest) -> None:

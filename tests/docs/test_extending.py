@@ -74,24 +74,19 @@ def test_what_the_page_says_is_what_the_packages_do(installed: Path) -> None:
 
 def test_the_page_quotes_the_packages_word_for_word() -> None:
     page = PAGE.read_text()
-    whole = (
-        "rule/scaled_rule.py",
-        "rule/pyproject.toml",
-        "counter/weight_counter.py",
-    )
-    for name in whole:
+    for name in ("rule/scaled_rule.py", "counter/weight_counter.py"):
         assert f"\n{(PACKAGES / name).read_text()}```\n" in page, name
     layer = (PACKAGES / "layer" / "low_rank.py").read_text()
     assert f"```python\n{layer[layer.index('@layer') :]}```\n" in page
     family = (PACKAGES / "family" / "adapted.py").read_text()
-    model, target = re.findall(r"```python\n((?:WIDE|class Adapted).*?)```", page, flags=re.DOTALL)
-    for quoted in (model, *target.split("\n\n")):
+    (target,) = re.findall(r"```python\n(class Adapted.*?)```", page, flags=re.DOTALL)
+    for quoted in target.split("\n\n"):
         assert quoted.rstrip("\n") in family, quoted
 
 
 def test_the_page_quotes_the_entry_points_word_for_word() -> None:
     page = PAGE.read_text()
-    for name in ("family", "counter"):
+    for name in ("rule", "family", "counter"):
         text = (PACKAGES / name / "pyproject.toml").read_text()
         quoted = text[text.index("[project.entry-points") : text.index("\n[tool.hatch")]
         assert f"```toml\n{quoted}```\n" in page, name

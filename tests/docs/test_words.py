@@ -58,6 +58,7 @@ def test_tests_import_scripts_of_benchmarks_only_to_test_them() -> None:
         "gpu",
         "gpu_page",
         "gpu_steps",
+        "gpu_summary",
         "flash_kernels",
         "requested",
         "review",

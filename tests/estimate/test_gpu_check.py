@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shutil import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from benchmarks import gpu
 from benchmarks.flash_kernels import kernel_files, stubs
 from benchmarks.gpu import Budget, Part, Step, carry_out, plan
-from benchmarks.gpu_page import TABLES, Page, goals, ranks
-from benchmarks.gpu_steps import STEPS, held, timed, too_little
+from benchmarks.gpu_page import KINDS, TABLES, Page, beside, read, renew, sections
+from benchmarks.gpu_steps import STEPS, clocks, held, timed, too_little
+from benchmarks.gpu_summary import SPLIT, counts, goals, parts, peaks, ranks, times
 from benchmarks.requested import Requested
 
 import costproof
@@ -97,58 +99,150 @@ def test_steps_wait_for_the_kernels_and_say_why_they_did_not_run() -> None:
 
 @pytest.mark.parametrize("run", ["cpu", "cuda"])
 @pytest.mark.parametrize("small", [False, True])
-def test_the_plan_has_only_steps_that_exist_and_tables_for_them(run: str, small: bool, tmp_path: Path) -> None:
+def test_the_plan_has_only_steps_that_exist(run: str, small: bool, tmp_path: Path) -> None:
     parts = plan(run, tmp_path, small=small)
     assert sum(part.share for part in parts) == pytest.approx(1)
     assert {one.run for part in parts for one in part.steps} <= STEPS.keys()
-    assert [part.title for part in parts] == list(TABLES)
-    assert all(len(t.head) == len(t.align) for tables in TABLES.values() for t in tables)
     assert all(len({one.what for one in part.steps}) == len(part.steps) for part in parts)
     for one in (one for part in parts for one in part.steps if "choices" in one.choices):
         request(one.choices["target"], **one.choices["choices"])  # its settings exist
 
 
-def test_a_page_keeps_the_part_of_the_other_kind(tmp_path: Path) -> None:
+def test_a_page_and_its_rows_keep_the_part_of_the_other_kind(tmp_path: Path) -> None:
     path = tmp_path / "gpu.md"
     for kind, preset in (("cpu", "tiny"), ("cuda", "small"), ("cpu", "base")):
         page = Page(kind, path, budget="Within 10 minutes.")
-        row = {"kind": "row", "table": "counts", "value": [preset, "", "sdpa", "2", "Exact | all."]}
-        page.take("counts", row)
+        page.take({"kind": "row", "table": "counts", "value": [preset, None, "sdpa", 2, "Exact | all."]})
         page.write()
     text = path.read_text(encoding="utf-8")
-    assert (
-        text.index("## On a GPU") < text.index("| small |") < text.index("## On a processor") < text.index("| base |")
-    )
+    begin, end = text.index("\n## On a GPU"), text.index("\n## On a processor")
+    assert begin < text.index("| small |") < end < text.index("| base |")
     assert "| tiny |" not in text
-    assert "Exact &#124; all." in text
+    assert (tmp_path / "gpu-counts.csv").read_text(encoding="utf-8") == (
+        "on,model,preset,attention,layers,verdict\ncuda,small,,sdpa,2,Exact | all.\ncpu,base,,sdpa,2,Exact | all.\n"
+    )
+    Page("cpu", path).write()  # a run that has nothing yet
+    assert list(read(tmp_path / "gpu-counts.csv")) == ["cuda"]
 
 
-def test_the_page_in_docs_has_both_parts() -> None:
-    text = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
-    assert text.index("\n## On a GPU\n") < text.index("\n## On a processor\n")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_in_docs_is_what_its_files_sum_up_to(kind: str, tmp_path: Path) -> None:
+    page = ROOT / "docs/gpu.md"
+    own = dict(sections(page.read_text(encoding="utf-8")))[KINDS[kind]]
+    text = "\n".join(own)
+    rows = {name: read(beside(page, name)).get(kind, []) for name in TABLES}
+    for name, one in TABLES.items():
+        assert not rows[name] or "\n".join(["", *one.summary(rows[name]), ""]) in text
+        assert bool(rows[name]) == (f"[gpu-{name}.csv]" in text)
+    for goal in goals(kind, {}, rows["times"]):
+        assert goal[3] == "unknown" or f"| {' | '.join(goal)} |" in text
+    for path in (page, *(beside(page, name) for name in TABLES)):
+        copy(path, tmp_path)
+    renew(tmp_path / "gpu.md", kind, own, rows)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (page.parent / path.name).read_bytes()
+
+
+def time(form: str, stage: str, predicted: int | None, measured: int | None = 100, **more: str) -> dict[str, str]:
+    """A row of a time, with its error."""
+    off = "" if predicted is None or measured is None else str(abs(predicted - measured) / measured)
+    numbers = {"predicted": str(predicted or ""), "measured": str(measured or ""), "off": off}
+    what = {"model": "ocr", "attention": "sdpa", "layers": "2", "stage": stage, "form": form}
+    return dict.fromkeys(TABLES["times"].head, "") | what | numbers | more
 
 
 def test_goals_are_judged_by_stage() -> None:
-    def time(form: str, stage: str, predicted: int) -> dict[str, Any]:
-        return {"form": form, "stage": stage, "predicted": predicted, "measured": 100}
-
     # sam: 5 %, 30 % and 1 %, the median 5 %; clip: 30 %; as a graph 11 %.
-    errors = (("sam", 105), ("clip", 130), ("sam", 70), ("sam", 101))
+    errors = (("sam@page", 105), ("clip", 130), ("sam", 70), ("sam", 101))
     figures: dict[str, list[dict[str, Any]]] = {
         "counts": [{"good": True}, {"good": False}],
         "floor": [{"good": True, "rows": 5}],
-        "times": [*(time("eager", *one) for one in errors), time("graph", "sam", 111)],
     }
-    assert list(goals("cuda", figures)) == [
+    timed = [*(time("eager", *one) for one in errors), time("graph", "sam", 111)]
+    assert list(goals("cuda", figures, timed)) == [
         ("counts exact or explained", "all", "1 of 2", "NO"),
         ("peaks to the byte or by named workspaces", "all", "0 of 0", "unknown"),
         ("times below their floor", "0", "0 of 5", "yes"),
-        ("eager: sam predicted, off at the median", "20%", "5.0%", "yes"),
-        ("eager: clip predicted, off at the median", "20%", "30.0%", "NO"),
-        ("graph: sam predicted, off at the median", "10%", "11.0%", "NO"),
+        ("eager: median error by stage", "≤ 20%", "30.0% in clip, largest of 2", "NO"),
+        ("graph: median error by stage", "≤ 10%", "11.0% in sam, largest of 1", "NO"),
     ]
-    ranked = {"times": [time("eager", "sam", 1) | {"measured": 2}, time("eager", "clip", 3)]}
-    assert list(goals("cpu", ranked))[-1] == ("rank correlation of predicted and measured", "0.99", "1.0000", "yes")
+    assert list(goals("cuda", {}, timed[::2]))[3][2:] == (
+        "30.0% in sam, largest of 1",
+        "NO",
+    )  # of two the larger one
+    assert list(goals("cuda", {}, timed[:1]))[3:] == [
+        ("eager: median error by stage", "≤ 20%", "5.0% in sam, largest of 1", "yes"),
+        ("graph: median error by stage", "≤ 10%", "none measured", "unknown"),
+    ]
+    ranked = [time("eager", "sam", 1, 2), time("eager", "clip", 3)]
+    found = list(goals("cpu", {}, ranked))
+    assert found[-1] == ("rank correlation of predicted and measured", "0.99", "1.0000", "yes")
+
+
+def test_times_are_summed_up_by_stage_and_form() -> None:
+    rows = [
+        *(time("eager", stage, p) for stage, p in (("sam", 105), ("clip", 130), ("sam", 70), ("sam", 101))),
+        time("graph", "sam", None, None, why="it waits"),
+        time("graph", "clip", 90) | {"of peak": "0.25"},
+        time("compiled", "sam", None, 50),
+        time("compiled", "clip", None, None, why="not tried"),
+        time("never run", "clip", 120, least="101"),
+        time("never run", "sam", 110, least="99"),
+    ]
+    # eager: 105 + 130 + 70 + 101 = 406 of 400, and never run 230 of 200; 100 is not in 101 to 120, but in 99 to 110.
+    table = [
+        "| stage | eager | graph | never run | of peak (MFU), at most |",
+        "|---|---|---|---|---:|",
+        "| sam | 5.0%, at most 30.0% (3) |  | 10.0% (1) | unknown |",
+        "| clip | 30.0% (1) | 10.0% (1) | 20.0% (1) | 25.0% |",
+    ]
+    said = """
+- eager: predicted / measured, all added: 1.015; worst: 30.0% (ocr, sdpa, 2, clip), 30.0% (ocr, sdpa, 2, sam), \
+5.0% (ocr, sdpa, 2, sam).
+- graph: predicted / measured, all added: 0.900; worst: 10.0% (ocr, sdpa, 2, clip); not measured: 1 sam (it waits).
+- compiled: 1 measured, none predicted.
+- never run: predicted / measured, all added: 1.150; 1 of 2 inside the interval; worst: 20.0% (ocr, sdpa, 2, clip), \
+10.0% (ocr, sdpa, 2, sam)."""
+    assert times(rows) == [*table, *said.splitlines()]
+
+
+def test_counts_peaks_and_parts_are_summed_up() -> None:
+    def count(preset: str, verdict: str) -> dict[str, str]:
+        return dict(zip(TABLES["counts"].head, ("ocr", preset, "sdpa", "2", verdict), strict=True))
+
+    exact, named = count("tiny", "Exact: all 2."), count("base", "Explained: all but 1.")
+    row = "| ocr | sdpa | 2 | base, tiny | 1 of 2 |"
+    assert counts([exact, named])[2:] == [row, "", "- ocr, sdpa, 2, base: Explained: all but 1."]
+
+    def peak(stage: str, *sizes: str, which: str = "") -> dict[str, str]:
+        return dict(zip(TABLES["peaks"].head, ("ocr", "tiny", "sdpa", "2", stage, *sizes, which), strict=True))
+
+    rows = [
+        peak("sam, page", "10", "10", "12", "12", "512", "1536"),
+        peak("sam, crops", "1000", "3000", "12", "12", "1024", "3072", which="workspace of a 1500; results of b 500"),
+        peak("clip", "10", "9", "12", "12", "512", "512"),
+        peak("decode", "", "9", "", "12", "", "512"),
+    ]
+    assert peaks(rows)[2:] == [
+        "| sam | 1 of 2 | 2,000 | workspace of a; results of b |",
+        "| clip | 0 of 1 | -1 | not named |",
+        "| decode | 0 of 1 | unknown | not named |",
+        "",
+        "The allocator gave at most 1,526 bytes more than it was asked for.",
+    ]
+
+    def part(binds: str, **split: str) -> dict[str, str]:
+        return dict.fromkeys(SPLIT, "0") | {"stage": "sam@page", "binds": binds} | split
+
+    # Of 10, 20 and 10 ms: dispatch 60 %, 70 % and 80 %, the floor 40 %, 55 % and 30 %, the residual 0, -25 % and -10 %.
+    split = [
+        part("host", dispatch="6", floor="4"),
+        part("device", dispatch="14", floor="11", residual="-5"),
+        part("host", dispatch="8", floor="3", residual="-1"),
+    ]
+    row = "| sam | {} | dispatch 70%, floor 40%, residual -10% |"
+    assert parts(split)[2:] == [row.format("2 of 3")]
+    assert parts([*split, part("", python="")])[2:] == [row.format("2 of 4")]
 
 
 def test_equal_values_share_their_places() -> None:
@@ -158,7 +252,8 @@ def test_equal_values_share_their_places() -> None:
 
 def test_what_the_device_holds_beyond_the_tensors() -> None:
     one = Requested("sam", graph=1_000, program=1_004, eager=None, module=1_500, rounded=1_024, allocated=1_536)
-    assert held(one) == ("sam", "1,000", "1,004", "4", "?", "1,500", "?", "1,024", "1,536", "512", "")
+    assert held(one) == ("sam", 1_000, 1_004, None, 1_500, 1_024, 1_536, "")
+    assert len(held(one)) == len(TABLES["peaks"].head) - 4
     named = replace(one, of_program=(("workspace of aten.mm.default", 4),))
     assert held(named)[-1] == "workspace of aten.mm.default 4"
     assert named.unnamed == (0, None)
@@ -182,15 +277,14 @@ def test_a_stage_has_a_prediction_in_each_form() -> None:
         measured=SimpleNamespace(median=2_000_000), predicted=1_500_000, graph=ran,
         compiled=SimpleNamespace(predicted=None, time=None, why="it synchronises"),
     )  # fmt: skip
-    cells, figures = timed(row)
-    assert cells == [
-        "page", "sam@global", "0.001", "0.001", "1.500", "2.000", "25.0%", "50.0%", "1.100", "1.000", "10.0%", "100.0%",
-        "unknown", "it synchronises", "", "",
-    ]  # fmt: skip
-    assert [(f["form"], f["predicted"], f["measured"]) for f in figures] == [
-        ("eager", 1_500_000, 2_000_000),
-        ("graph", 1_100_000, 1_000_000),
-    ]
+    eager, graph, compiled = timed(row)
+    bounds = ["0.001000", "0.001000", None]
+    assert eager == ["page", "sam@global", "eager", *bounds, "1.500000", "2.000000", "0.250000", "0.500000", ""]
+    assert graph == ["page", "sam@global", "graph", *bounds, "1.100000", "1.000000", "0.100000", "1.000000", ""]
+    assert compiled == ["page", "sam@global", "compiled", *bounds, None, None, None, None, "it synchronises"]
+    assert len(eager) == len(TABLES["times"].head) - 3
+    row.clocks = None
+    assert len(clocks(row)) == len(TABLES["parts"].head) - 3 - len(SPLIT)
 
 
 SPEAKS = """
@@ -323,7 +417,16 @@ def test_counts_are_judged_apart_from_the_format_of_a_checkpoint(tmp_path: Path)
     file.write_text(json.dumps({**json.loads(file.read_text()), **one, "quantization_config": fp8}))
     choices: dict[str, Any] = {"run": "meta", "dtype": "bfloat16", "config": str(file), "text_tokens": 8}
     assert costproof.report("deepseek-v3", **choices).discrepancy.verdict == "incomplete"
+    assert counted("deepseek-v3", choices) == ("figure", "counts", {"good": True})
+    plain = dict(gpu.small_models(tmp_path))["llama"]
+    plain.write_text(json.dumps({**json.loads(plain.read_text()), "num_hidden_layers": 1}))
+    choices["config"] = str(plain)
+    assert counted("llama", choices) == ("figure", "counts", {"good": True})
+
+
+def counted(target: str, choices: dict[str, Any]) -> tuple[Any, ...]:
+    """The last message of a count, after that of its row."""
     said: list[tuple[Any, ...]] = []
-    STEPS["counts"](lambda kind, value=None, **more: said.append((kind, value, more)), "deepseek-v3", choices)
-    assert ("figure", "counts", {"good": True}) in said
-    assert [one for one in said if one[0] == "wrong"] == []
+    STEPS["counts"](lambda kind, value=None, **more: said.append((kind, value, more)), target, choices)
+    assert len(said[0][1]) == len(TABLES["counts"].head)
+    return said[-1]

@@ -80,7 +80,7 @@ def _grouped(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
             return here(t) and t.part in _GOING_UP
 
         for number in (n for n in (1 << k for k in range(heads.bit_length())) if heads % n == 0):
-            what = f"{number} heads of keys and values, all hidden / heads wide, in place of latents"
+            what = f"{number} K/V heads, hidden / heads wide, not latents"
             # The down-projections produce queries, keys and values directly; there are no up-projections.
             sizes = {"q_rank": "hidden", "kv_rank": f"2*{number}*{width}", "nope": width, "value": width, "rope": "0"}
             yield Mistake(f"MLA as GQA: {number}", "latents", what, (substituted(here, **sizes), left_out(up)))
@@ -88,17 +88,17 @@ def _grouped(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
 
 LATENTS: Final[MistakeTable] = (
     Mistake("MLA absorbed", "latents",
-            "decode steps absorb the expansion of latents; here every step expands the whole context",
+            "decode absorbs the expansion of latents; here every step expands the whole context",
             (_EXPANDED_ONCE, _WIDENED), metrics=FLOPS, excludes=(ONE_STEP,)),
     Mistake("MLA expanded once", "latents",
-            "decode steps expand only the new latent; here no expanded keys and values are kept",
+            "decode expands only the new latent; here no expanded K/V are kept",
             (_EXPANDED_ONCE,), metrics=FLOPS, excludes=(ONE_STEP,)),
     Mistake("MLA expanded in every step", "latents",
-            "every decode step expands the latents of the whole context; here the expansion is absorbed",
+            "every decode step expands the whole context; here the expansion is absorbed",
             (_EXPANDED_EACH_STEP, _NARROWED), metrics=FLOPS, excludes=(ONE_STEP,)),
-    Mistake("MLA cached expanded", "latents", "the cache holds keys and values of every head; here it holds latents",
+    Mistake("MLA cached expanded", "latents", "the cache holds K/V of every head, not latents",
             (_HELD_EXPANDED,), metrics=CACHE),
-    MistakeSeries("MLA as GQA: HEADS", "so many heads of keys and values, all hidden / heads wide, in place of latents",
+    MistakeSeries("MLA as GQA: HEADS", "so many K/V heads, hidden / heads wide, not latents",
                   _grouped, _OF_SIZES),
 )  # fmt: skip
 
@@ -158,8 +158,8 @@ def _masked(
     def of_triangle(t: ClaimTerm) -> Fraction:
         return Fraction(t.pairs, causal(t.values["S"], t.past))
 
-    by_width = f"of the scores of {layers} {width.partition(' ')[2]} are counted"
-    by_pairs = f"of the scores of {layers} those that the mask leaves are counted"
+    by_width = f"{layers} have {width.partition(' ')[2]} scores"
+    by_pairs = f"{layers} have the scores that the mask leaves"
     # Combined with "causal half" the width counts half of itself; combined with the exact triangle, all of it.
     yield row(width, by_width, by_size, excludes=(TRIANGLE,))
     yield row(width, by_width, lambda t, w: by_size(t, w) * of_triangle(t), requires=TRIANGLE)
@@ -167,7 +167,7 @@ def _masked(
     yield row(exact, by_pairs, lambda t, w: exactly(t, w) * of_triangle(t), requires=TRIANGLE)
     yield row(exact, by_pairs, lambda t, w: exactly(t, w) * 2, requires="causal half")
     yield row(exact, by_pairs, lambda t, w: exactly(t, w) * Fraction(9, 5), requires="causal 1.8")
-    yield row(f"{width}, not halved", f"{layers} have {width.partition(' ')[2]} scores, and those without one a half",
+    yield row(f"{width}, not halved", f"{layers} have {width.partition(' ')[2]} scores, others a half",
               lambda t, w: by_size(t, w) * 2, requires="causal half")  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def _wider(term: ClaimTerm) -> Fraction | None:
 
 
 def _in_full(metric: Metric, factor: Callable[[ClaimTerm], Fraction | None]) -> Mistake:
-    what = "layers with a window keep the keys and values of all tokens"
+    what = "window layers cache all tokens"
     return Mistake(
         "windows cached in full", "window", what, (TermChange(_cached, factor),), adds=stands_for("beyond the window"),
         metrics=frozenset({metric}), excludes=_ONE_LAYER,
@@ -241,24 +241,24 @@ def _in_blocks(size: int) -> Mistake:
             return Fraction(held(v["P"] + v["N"]) - held(v["P"]), v["N"])
         return None
 
-    what = f"every sequence has its cache in blocks of {size} tokens, the last one in part empty"
+    what = f"every sequence caches whole blocks of {size} tokens"
     changes = (TermChange(lambda t: t.counted, factor),)
     return Mistake(f"blocks of {size} tokens", "blocks", what, changes, metrics=_KV_CACHE)
 
 
 WINDOWS: Final[MistakeTable] = (
-    *_masked("window S x W", "window band", "layers with a window", _in_windows, band),
+    *_masked("window S x W", "window band", "window layers", _in_windows, band),
     *_masked("chunk S x C", "chunk triangles", "chunked layers", _in_chunks, triangles),
-    Mistake("windows as full attention", "window", "layers with a window attend to the whole context",
+    Mistake("windows as full attention", "window", "window layers attend to the whole context",
             (TermChange(_stepping, _whole_context),), metrics=FLOPS, excludes=(ONE_STEP,)),
-    Mistake("windows as full attention", "window", "layers with a window attend to the whole context",
+    Mistake("windows as full attention", "window", "window layers attend to the whole context",
             (TermChange(_stepping, _whole_context_once),), metrics=FLOPS, requires=ONE_STEP),
     _in_full("kv_cache_bytes", _cached_in_full),
     _in_full("kv_read_bytes", _read_in_full),
     Mistake("window cached with its own token", "window",
-            "layers with a window keep as many tokens as it is wide; a step makes the last of them itself",
+            "window layers cache W tokens, not W - 1",
             (TermChange(_cached, _wider),), metrics=CACHE, excludes=_ONE_LAYER),
-    Mistake("cache of windows missing", "window", "layers with a window have no cache", (left_out(_cached),),
+    Mistake("cache of windows missing", "window", "window layers have no cache", (left_out(_cached),),
             metrics=CACHE, excludes=_ONE_LAYER),
     *map(_in_blocks, _BLOCKS),
 )  # fmt: skip
@@ -311,7 +311,7 @@ ROWS: Final[MistakeTable] = (
               lambda t: t.values["S"] ** 2, lambda t: Fraction(t.values["S"] * (t.values["S"] + 1), 2)),
     *_in_rows("pairs of the prefix missing", "new tokens attend to no cached ones",
               lambda t: t.over_rows("SS"), lambda t: _half(t, t.over_rows("SS"))),
-    *_in_rows("rows padded to the longest", "every sequence has the most new tokens, and the longest context, of all",
+    *_in_rows("rows padded to the longest", "every sequence has the most new tokens and the longest context",
               lambda t: _padded(t) * t.values[LONGEST_CONTEXT],
               lambda t: _padded(t) * (t.values[LONGEST_CONTEXT] - Fraction(t.values[LONGEST_NEW] - 1, 2)),
               TermChange(_of_every_row, lambda t: Fraction(_padded(t), t.values["S"]))),

@@ -37,9 +37,9 @@ from costproof.ledger.workload import FLOAT_BYTES, ITEM_BYTES
 # --- Bytes and caches ------------------------------------------------------------------------------------------------
 
 _TYPES: Final = {
-    1: ("element size forgotten", "elements are counted, or an element is taken to have one byte"),
-    2: ("two bytes each", "an element is taken to have two bytes, as in bfloat16"),
-    4: ("four bytes each", "an element is taken to have four bytes, as in float32"),
+    1: ("element size forgotten", "elements are counted, or have one byte each"),
+    2: ("two bytes each", "elements have two bytes each, as in bfloat16"),
+    4: ("four bytes each", "elements have four bytes each, as in float32"),
 }
 _ELEMENTS: Final = frozenset(m for m, info in METRICS.items() if info.unit == "elements")
 
@@ -68,7 +68,7 @@ def _prefix(p: str, decimal: int, binary: int) -> Iterator[Mistake]:
     """Yield the mistakes of confusing binary and decimal prefixes, such as GiB and GB."""
     for given, meant, factor in ((f"{p}iB", f"{p}B", Fraction(decimal, binary)),
                                  (f"{p}B", f"{p}iB", Fraction(binary, decimal))):  # fmt: skip
-        what = f"the number is in {given} and called {meant}"
+        what = "the number is in the first unit and called the second"
         yield Mistake(f"{given} for {meant}", "unit", what, (times(_every, factor),))
 
 
@@ -85,26 +85,26 @@ BYTES_AND_CACHES: Final[MistakeTable] = (
               metrics=_ELEMENTS) for size in (2, 4)),
     *(Mistake(cause, "type", what, (substituted(lambda t: "b" in t.values, b=str(size)),), metrics=IN_BYTES)
       for size, (cause, what) in _TYPES.items()),
-    *(Mistake(f"{bits}-bit cache", "type", f"keys and values are cached in {bits} bits each, without scales",
+    *(Mistake(f"{bits}-bit cache", "type", f"K/V are cached in {bits} bits each, without scales",
               (substituted(lambda t: "b" in t.values, b=f"{bits}/8"),), metrics=CACHE) for bits in (8, 4)),
-    *(Mistake(f"{bits}-bit cache", "type", f"keys and values are cached in {bits} bits each",
+    *(Mistake(f"{bits}-bit cache", "type", f"K/V are cached in {bits} bits each",
               (substituted(lambda t: "b" in t.values, b=f"{bits // 8}"),), metrics=CACHE) for bits in (32, 16)),
     *(replace(row, metrics=IN_BYTES) for row in _PREFIXES),
-    Mistake("whole tables", "tables", "tables of embeddings are read whole, not the rows that are looked up",
+    Mistake("whole tables", "tables", "tables of embeddings are read whole, not the looked-up rows",
             (left_out(lambda t: t.counted and t.part == "embedding"),), adds=stands_for("tables"),
             metrics=frozenset({"weight_read_bytes"})),
-    Mistake("keys or values alone", "cache", "of keys and values one is counted", (times(_layer, Fraction(1, 2)),),
+    Mistake("keys or values alone", "cache", "only keys or only values are counted", (times(_layer, Fraction(1, 2)),),
             metrics=CACHE),
     MistakeSeries("one layer", "the cache of one layer is counted", _cache_of_one_layer, CACHE),
     Mistake("whole cache", "length",
-            "all that the cache holds at the end is counted, not what the steps append",
+            "the whole cache at the end is counted, not what steps append",
             (TermChange(_stepping, lambda t: Fraction(t.values["P"] + t.values["N"], t.values["N"])),),
             metrics=frozenset({"kv_cache_bytes"})),
     Mistake("decode context frozen", "length", "every step reads what the first one does",
             (TermChange(_stepping, lambda t: Fraction(2 * t.values["P"], 2 * t.values["P"] + t.values["N"] - 1)),),
             metrics=frozenset({"kv_read_bytes"})),
     Mistake("one layer", "depth",
-            "of equal layers one is counted, as if its activations took the room of the others'",
+            "one of several equal layers is counted",
             (TermChange(_layer, lambda t: Fraction(1, t.count)),),
             metrics=(IN_BYTES & NOT_STAGE_WIDE) - CACHE - frozenset(COMM)),
 )  # fmt: skip
@@ -131,9 +131,9 @@ def _for_each_token(term: ClaimTerm) -> Fraction | None:
 
 
 FORMATS: Final[MistakeTable] = (
-    Mistake("unpacked for each token", "format", "quantised weights are unpacked for each token, not once in a call",
+    Mistake("unpacked for each token", "format", "quantised weights are unpacked per token, not per call",
             (TermChange(_unpacked, _for_each_token),), metrics=_OF_FORMATS),
-    Mistake("unpacked when loaded", "format", "quantised weights are unpacked before the run, not in each call",
+    Mistake("unpacked when loaded", "format", "quantised weights are unpacked before the run, not per call",
             (left_out(_unpacked),), metrics=_OF_FORMATS),
 )  # fmt: skip
 
@@ -251,79 +251,79 @@ def _padded_vocabulary(term: ClaimTerm) -> Fraction | None:
 
 
 RANKS: Final[MistakeTable] = (
-    Mistake("K/V heads / tp", "ranks", "keys and values are divided by tp, though ranks hold copies of heads",
+    Mistake("K/V heads / tp", "ranks", "K/V heads are divided by tp, though ranks hold copies of them",
             (TermChange(lambda t: _several(t) and not _latents(t) and t.role.endswith(_SHARED_HEADS), _share_of_all),),
             metrics=CACHE | _HELD_BY_RANKS | {"flops"}),
-    Mistake("latents / tp", "ranks", "the cache of latents is divided by tp, though every rank holds it whole",
+    Mistake("latents / tp", "ranks", "the cache of latents is divided by tp, though ranks hold it whole",
             (TermChange(lambda t: _several(t) and _latents(t), _share_of_all),), metrics=CACHE),
-    Mistake("all / tp", "ranks", "all is divided by tp, though norms, routers, latents and copies of heads are whole",
+    Mistake("all / tp", "ranks", "all is divided by tp, even norms, routers, latents and copies of heads",
             (TermChange(_several, _share_of_all),), metrics=_HELD_BY_RANKS | {"flops"}),
     Mistake("experts not / ep", "ranks", "routed experts are not divided among the ranks",
             (TermChange(lambda t: _sharing(t) and t.part == "experts", _of_one_device),), metrics=_HELD_BY_RANKS),
-    Mistake("one device", "ranks", "what one device has is counted in place of a rank's share",
+    Mistake("one device", "ranks", "one device is counted in place of a rank",
             (TermChange(_sharing, _of_one_device),), metrics=CACHE | _HELD_BY_RANKS | {"flops"}),
-    Mistake("vocabulary padded to 64", "vocabulary", "the vocabulary is padded to a multiple of 64 before it is split",
+    Mistake("vocabulary padded to 64", "vocabulary", "the vocabulary is padded to a multiple of 64, then split",
             (TermChange(_counted, _padded_vocabulary),), metrics=_HELD_BY_RANKS | {"flops"} | _SENT),
     Mistake("tokens sent to their experts", "dispatch",
-            "a copy of a token is sent for each chosen expert of another rank, not one to every rank",
+            "a token is sent to each chosen expert of another rank, not once to every rank",
             _copies(lambda k, _, g: Fraction(k * (g - 1), g)), metrics=_SENT),
     Mistake("min(top-k, ep - 1) copies", "dispatch",
-            "as many copies are sent as there are chosen experts, its own rank's included, or other ranks",
+            "a token is sent min(top-k, ep - 1) times, for experts of its own rank too",
             _copies(lambda k, _, g: Fraction(min(k, g - 1))), metrics=_SENT),
     Mistake("tokens sent by rank", "dispatch",
-            "a copy is sent to each rank with a chosen expert, as a uniform routing has them on average",
+            "a token is sent to each rank with a chosen expert, the mean of uniform routing",
             _copies(_by_rank), metrics=_SENT),
-    Mistake("choices not sent", "wire", "numbers and weights of the chosen experts are not sent with a token",
+    Mistake("choices not sent", "wire", "numbers and weights of the chosen experts are not sent",
             _wire(lambda width, item: width * item), metrics=_SENT),
-    Mistake("fp8 dispatch", "wire", "tokens are sent in fp8 with a scale for each 128 elements, without choices",
+    Mistake("fp8 dispatch", "wire", "tokens are sent in fp8 with a scale per 128 elements, without choices",
             _wire(lambda width, _: width + 4 * -(-width // 128)), metrics=_SENT),
     Mistake("fp8 dispatch without scales", "wire", "tokens are sent in fp8, without scales and choices",
             _wire(lambda width, _: width), metrics=_SENT),
-    Mistake("all-reduce = M", "all-reduce", "an all-reduce is counted as its payload M, not as 2 (n - 1) / n of it",
+    Mistake("all-reduce = M", "all-reduce", "an all-reduce is its payload M, not 2 (n - 1) / n M",
             (left_out(_collective("all_reduce")),), adds=_payload("all_reduce"), metrics=_SENT),
-    Mistake("all-reduce = (n - 1) / n M", "all-reduce", "of an all-reduce the sums are counted, not their spreading",
+    Mistake("all-reduce = (n - 1) / n M", "all-reduce", "only the sums of an all-reduce are counted",
             _ring(lambda n: Fraction(1, 2)), metrics=_SENT),
-    Mistake("all-reduce = 2 M", "all-reduce", "an all-reduce is counted as twice its payload M",
+    Mistake("all-reduce = 2 M", "all-reduce", "an all-reduce is twice its payload M",
             _ring(lambda n: Fraction(n, n - 1)), metrics=_SENT),
-    Mistake("all-reduce = (n - 1) M", "all-reduce", "in an all-reduce each rank sends all it has to every other",
+    Mistake("all-reduce = (n - 1) M", "all-reduce", "in an all-reduce each rank sends all to every other",
             _ring(lambda n: Fraction(n, 2)), metrics=_SENT),
-    Mistake("gather = M", "gather", "an all-gather is counted as its payload M, not as (n - 1) / n of it",
+    Mistake("gather = M", "gather", "an all-gather is its payload M, not (n - 1) / n M",
             (left_out(_collective("all_gather")),), adds=_payload("all_gather"), metrics=_SENT),
-    Mistake("gather of logits missing", "gather", "the gather of the logits is left out",
+    Mistake("gather of logits missing", "gather", "the gather of logits is left out",
             (left_out(_collective("all_gather", "lm_head")),), metrics=_OF_COLLECTIVES),
-    Mistake("parameters whole (ZeRO-2)", "parts", "each rank stores all parameters, not its parts of them",
+    Mistake("parameters whole (ZeRO-2)", "parts", "each rank stores all parameters, not its part",
             (TermChange(_in_parts, _of_one_device),), metrics=frozenset({"params", "weight_bytes"})),
-    Mistake("only parts are read", "parts", "a rank reads the parts that it stores, not the gathered parameters",
+    Mistake("only parts are read", "parts", "a rank reads its own part, not the gathered parameters",
             (left_out(lambda t: _in_parts(t) and t.role not in ("root", "text.layer")),),
             metrics=frozenset({"weight_read_bytes"})),
     Mistake("root not gathered", "gather of the root", "only the parameters of layers are gathered",
             (left_out(lambda t: _in_parts(t) and _collective("all_gather", "root")(t)),), metrics=_OF_COLLECTIVES),
-    Mistake("gathered once", "gathers of steps", "parameters are gathered once for all steps, and kept",
+    Mistake("gathered once", "gathers of steps", "parameters are gathered once for all steps",
             (TermChange(lambda t: _in_parts(t) and {"N", "P"} <= t.values.keys() and t.kind == "all_gather",
                         lambda t: Fraction(1, t.values["N"])),), metrics=_OF_COLLECTIVES),
-    Mistake("gathers of training", "passes", "parameters are gathered twice and gradients scattered, as in training",
+    Mistake("gathers of training", "passes", "parameters are gathered twice, gradients scattered",
             (times(lambda t: _in_parts(t) and t.kind == "all_gather", 3),), metrics=_SENT),
-    Mistake("all-reduce for gather (ZeRO-2)", "passes", "an all-reduce is counted for each gather, twice as much",
+    Mistake("all-reduce for gather (ZeRO-2)", "passes", "an all-reduce is counted for each gather",
             (times(lambda t: _in_parts(t) and t.kind == "all_gather", 2),), metrics=_SENT),
-    Mistake("positions not / cp", "positions", "a rank has all positions of a sequence, not its part of them",
+    Mistake("positions not / cp", "positions", "a rank has all positions of a sequence, not its part",
             (substituted(_of_sequence("S"), S="cp*S", cp="1", cp_place="1"),), metrics=CACHE | {"flops"}),
-    Mistake("mean of the ranks", "positions", "each rank attends to as many parts as the ranks of a ring do on average",
+    Mistake("mean of the ranks", "positions", "each rank of a ring attends to the mean number of parts",
             (substituted(_of_sequence("cp_place"), cp_place="(cp + 1)/2"),), metrics=frozenset({"flops"})),
-    Mistake("every part attended to", "positions", "each rank attends to all parts that pass it in a ring, as the last",
+    Mistake("every part attended to", "positions", "each rank of a ring attends to all parts, as the last",
             (substituted(_of_sequence("cp_place"), cp_place="cp"),), metrics=frozenset({"flops"})),
-    Mistake("ring of cp sends", "ring", "keys and values are sent cp times in a ring, not cp - 1 times",
+    Mistake("ring of cp sends", "ring", "K/V are sent cp times, not cp - 1",
             (TermChange(lambda t: _of_sequence("cp")(t) and _collective("send", ".attention")(t),
                         lambda t: Fraction(t.values["cp"], t.values["cp"] - 1)),), metrics=_OF_COLLECTIVES),
-    Mistake("all-to-all = M", "all-to-all", "an all-to-all is counted as its payload M, not as (n - 1) / n of it",
+    Mistake("all-to-all = M", "all-to-all", "an all-to-all is its payload M, not (n - 1) / n M",
             (left_out(_collective("all_to_all", ".attention")),),
             adds=lambda t: _payload("all_to_all")(t) and t.role.endswith(".attention"), metrics=_SENT),
-    Mistake("one all-reduce a layer", "all-reduces", "attention has no all-reduce: one a layer, not two",
+    Mistake("one all-reduce a layer", "all-reduces", "attention has no all-reduce",
             (left_out(_collective("all_reduce", ".attention.out")),), metrics=_OF_COLLECTIVES),
     Mistake("embedding's all-reduce missing", "all-reduce of the embedding",
-            "the all-reduce of the embedding, split by vocabulary, is left out",
+            "the embedding's all-reduce is left out",
             (left_out(_collective("all_reduce", ".embedding")),), metrics=_OF_COLLECTIVES),
     Mistake("shared experts' all-reduce missing", "all-reduce of shared experts",
-            "shared and routed experts have one all-reduce, not two",
+            "shared and routed experts have one all-reduce",
             (left_out(_collective("all_reduce", ".shared.down")),), metrics=_OF_COLLECTIVES),
 )  # fmt: skip
 
@@ -409,12 +409,12 @@ def _sized(size: int) -> Callable[[ClaimTerm], Fraction | None]:
 
 
 _OTHER_PEAK: Final = (
-    "the other peak: a graph frees a tensor after its last reader, variables of the module hold some for longer"
+    "the other peak: a graph frees a tensor after its last reader, the module's variables may hold it longer"
 )
 
 PEAKS: Final[MistakeTable] = (
-    _instead("sum for peak", "all activations that are written are added up, as if none were given back"),
-    _instead("calls added up", "the peaks of all calls are added up, as if they were there at once"),
+    _instead("sum for peak", "all written activations are added up, as if none were freed"),
+    _instead("calls added up", "the peaks of all calls are added up"),
     _instead("graph peak for eager peak", _OTHER_PEAK),
     _instead("eager peak for graph peak", _OTHER_PEAK),
     MistakeSeries("another stage: STAGE, another call: CALL", "the peak of another stage, or call", _others,
@@ -424,7 +424,7 @@ PEAKS: Final[MistakeTable] = (
             metrics=_OF_PEAKS, excludes=(_WEIGHTS_ALONE,)),
     Mistake("weights of all stages included", "weights", "the weights of the whole model are counted too",
             adds=stands_for("all weights"), metrics=_OF_PEAKS, excludes=(_WEIGHTS_ALONE,)),
-    Mistake("inputs left out", "inputs", "what the stage is given is left out",
+    Mistake("inputs left out", "inputs", "the inputs of the stage are left out",
             (left_out(lambda t: t.counted and t.part == "input"),), metrics=_OF_PEAKS),
     *(Mistake(cause, "type", what, (TermChange(_every, _sized(size)),), metrics=_OF_PEAKS)
       for size, (cause, what) in _TYPES.items()),

@@ -64,7 +64,7 @@ def units(written_out: frozenset[str]) -> MistakeTable:
     return (
         Mistake("mac", "unit", "a multiply-accumulate is counted as one", (half,), metrics=FLOPS),
         Mistake(
-            "doubled", "unit", "everything is counted twice: two operations per FLOP", (times(_every, 2),),
+            "doubled", "unit", "each FLOP is counted as two operations", (times(_every, 2),),
             metrics=FLOPS,
         ),
         Mistake(
@@ -92,7 +92,7 @@ _RULES: Final = tuple(f"2ND: {name}" for name, _ in RULES)
 
 
 def _recompute(cause: str, *excludes: str) -> Mistake:
-    what = "four forward passes: training computes every activation twice"
+    what = "four forward passes: activations are computed twice"
     four = (times(_every, RECOMPUTED),)
     return Mistake(RECOMPUTE, "training", what, four, metrics=FLOPS, requires=cause, excludes=(*excludes, *_UNITS))
 
@@ -109,17 +109,17 @@ def _passes(cause: str, what: str, every: Fraction, scores: Fraction) -> Mistake
 TRAINING: Final[MistakeTable] = (
     Mistake("6ND", "training", "three forward passes: forward and backward of training", (times(_every, 3),),
             metrics=FLOPS),
-    Mistake("backward alone", "training", "two forward passes: the backward pass of training", (times(_every, 2),),
+    Mistake("backward alone", "training", "two forward passes: the backward of training", (times(_every, 2),),
             metrics=FLOPS),
     # Four times the truth is a plain ratio, so recomputation is a cause only in combination with another one.
     *(_recompute(cause) for cause in (TRIANGLE, *HALVES, *_RULES)),
     *(_recompute(cause, TRIANGLE, *HALVES)
       for cause in ("window S x W", "window band", "chunk S x C", "chunk triangles")),
-    _passes("6ND, fused attention", "three forward passes, three and a half of attention: its fused backward has five "
-            "products for two", Fraction(3), Fraction(7, 2)),
-    _passes("full recompute, fused attention", "four forward passes, four and a half of attention: its fused backward "
-            "has five products for two", RECOMPUTED, Fraction(9, 2)),
-    _passes("attention recomputed", "three forward passes, four of attention: training computes its scores twice",
+    _passes("6ND, fused attention", "three forward passes, 3.5 of attention: a fused backward has five products for "
+            "two", Fraction(3), Fraction(7, 2)),
+    _passes("full recompute, fused attention", "four forward passes, 4.5 of attention: a fused backward has five "
+            "products for two", RECOMPUTED, Fraction(9, 2)),
+    _passes("attention recomputed", "three forward passes, four of attention: scores are computed twice",
             Fraction(3), Fraction(4)),
 )  # fmt: skip
 
@@ -142,7 +142,7 @@ def _of_prompt(term: ClaimTerm) -> bool:
 
 
 def _causal(cause: str, form: str, factor: Callable[[ClaimTerm], Fraction | None]) -> Mistake:
-    what = f"of the scores of causal attention {form} are counted"
+    what = f"causal attention has {form}"
     return Mistake(
         cause, "attention", what, (TermChange(lambda t: t.counted and t.prompt_scores, factor),), metrics=FLOPS
     )  # fmt: skip
@@ -187,7 +187,7 @@ def _rule(name: str, what: str) -> Iterator[Mistake]:
     yield Mistake(f"2ND: {name}", "rule", f"2 N D with N = {what}", (left_out(replaced),), adds=added, metrics=FLOPS)
     yield Mistake(
         f"2ND and attention: {name}", "rule",
-        f"2 N D with N = {what}, and scores and weighted sums of attention",
+        f"2 N D with N = {what}, and attention",
         (left_out(lambda t: replaced(t) and not t.scores),),
         adds=added, metrics=FLOPS, if_any=lambda t: replaced(t) and t.scores,
     )  # fmt: skip
@@ -223,41 +223,41 @@ def _dense_for_experts(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mist
 
 
 DECODER: Final[MistakeTable] = (
-    Mistake("lm_head missing", "lm_head", "the output projection is left out", (left_out(_head),)),
-    Mistake("lm_head only", "only", "nothing but the output projection is counted",
+    Mistake("lm_head missing", "lm_head", "lm_head is left out", (left_out(_head),)),
+    Mistake("lm_head only", "only", "only lm_head is counted",
             (left_out(lambda t: t.counted and not _head(t)),), if_any=_head),
-    Mistake("lm_head halved", "lm_head", "the output projection is counted as multiply-accumulates",
+    Mistake("lm_head halved", "lm_head", "lm_head is counted in multiply-accumulates",
             (times(_head, Fraction(1, 2)),), metrics=NOT_STAGE_WIDE - frozenset(COMM)),
-    Mistake("lm_head last token", "lm_head", "the output projection maps only the last position",
+    Mistake("lm_head last token", "lm_head", "lm_head maps only the last position",
             (TermChange(_of_prompt, lambda t: Fraction(t.over_rows("B") or 1, t.values["L"])),),
             metrics=NOT_STAGE_WIDE),
-    Mistake("lm_head all tokens", "lm_head", "the output projection maps every position",
+    Mistake("lm_head all tokens", "lm_head", "lm_head maps every position",
             (TermChange(_of_prompt, lambda t: Fraction(t.values["S"], t.values["L"])),), metrics=NOT_STAGE_WIDE),
-    Mistake("tied head counted", "lm_head", "the output projection is counted as weights besides the embedding's, "
-            "which it shares", (times(lambda t: t.counted and t.part == "embedding", 2),),
+    Mistake("tied head counted", "lm_head", "weights that embedding and lm_head share are counted twice",
+            (times(lambda t: t.counted and t.part == "embedding", 2),),
             metrics=frozenset({"params", "params_active", "weight_bytes"}),
             unless_any=lambda t: _head(t) and bool(t.value)),
-    _causal(TRIANGLE, "S (S + 1) / 2, and all of a past,", _triangle),
-    _causal("causal half", "S² / 2", lambda t: Fraction(1, 2)),
-    _causal("causal 1.8", "S² / 1.8", lambda t: Fraction(5, 9)),
-    Mistake("kept scores", "attention", "of the scores of attention those that masks leave are counted",
+    _causal(TRIANGLE, "S (S + 1) / 2 scores, and all of a past", _triangle),
+    _causal("causal half", "S² / 2 scores", lambda t: Fraction(1, 2)),
+    _causal("causal 1.8", "S² / 1.8 scores", lambda t: Fraction(5, 9)),
+    Mistake("kept scores", "attention", "only the scores that masks leave are counted",
             (TermChange(_masked, lambda t: t.kept),), metrics=FLOPS, if_any=_other_mask,
             excludes=("window S x W", "window band", "chunk S x C", "chunk triangles")),
     *_context("context attention missing", "decode steps attend only to the new token", lambda t: 1),
     *_context("decode context frozen", "every decode step attends only to the prompt", lambda t: t.values["P"]),
-    *_context("decode context of the last step", "every decode step attends to as much as the last one",
+    *_context("decode context of the last step", "every decode step attends to as much as the last",
               lambda t: t.values["P"] + t.values["N"]),
     _own_token("new token not attended to", "a decode step does not attend to its own token", -1),
-    _own_token("new token attended to twice", "a decode step attends to one token more than there are", 1),
+    _own_token("new token attended to twice", "a decode step attends to one token too many", 1),
     *(row for name, what in RULES for row in _rule(name, what)),
     Mistake("embedding as a GEMM", "embedding", "the embedding is counted as a matrix product",
             adds=stands_for("embedding"), metrics=FLOPS),
-    Mistake(ONE_STEP, "steps", "one decode step is counted in place of all",
+    Mistake(ONE_STEP, "steps", "one decode step is counted, not all",
             (substituted(lambda t: "N" in t.values, N="1"),)),
     Mistake("top-k missing", "routing", "each token passes one routed expert",
             (substituted(_routed, topk="1", experts="1"),)),
     Mistake("all experts", "routing", "each token passes every expert", (substituted(_routed, topk="experts"),)),
-    Mistake("active experts only", "routing", "of the experts, the active ones are counted",
+    Mistake("active experts only", "routing", "only active experts are counted",
             (substituted(_routed, experts="topk"),)),
     Mistake("routed experts missing", "routing", "routed experts are left out", (left_out(_routed),)),
     Mistake("expert width = dense width", "expert width", "routed and shared experts are as wide as a dense layer",
@@ -265,19 +265,19 @@ DECODER: Final[MistakeTable] = (
     Mistake("routed width = dense width", "expert width", "routed experts are as wide as a dense layer",
             (substituted(_routed, moe="intermediate"),)),
     Mistake("shared experts missing", "shared", "shared experts are left out", (left_out(_shared),)),
-    Mistake("one shared expert", "shared", "one shared expert is counted in place of all",
+    Mistake("one shared expert", "shared", "one shared expert is counted, not all",
             (substituted(_shared, shared="1"),)),
-    Mistake("shared experts times top-k", "shared", "there are so many shared experts for each routed one",
+    Mistake("shared experts times top-k", "shared", "shared experts are counted top-k times",
             (substituted(_shared, shared="topk*shared"),)),
-    Mistake("as many models as experts", "routing", "attention, norms and tables are counted once for each expert, as "
-            "if experts were whole models: 8 x 7.24e9",
+    Mistake("as many models as experts", "routing", "attention, norms and tables are counted once per expert: "
+            "8 x 7.24e9",
             (TermChange(_repeated, lambda t: Fraction(_experts_of(t))), left_out(_part("router"))),
             metrics=frozenset({"params", "weight_bytes"}), if_any=_routed),
     Mistake("router missing", "router", "the router is left out", (left_out(_part("router")),)),
     Mistake("MoE as a dense FFN", "layers", "layers with experts are counted as dense layers",
             (left_out(lambda t: t.mixture),), adds=stands_for("dense for mixture")),
     MistakeSeries("dense-first ignored, dense MLPs as experts", "every layer has experts", _dense_for_experts),
-    Mistake("gate matrix missing", "gate", "MLPs have two matrices, the gate is left out",
+    Mistake("gate matrix missing", "gate", "MLPs have two matrices, no gate",
             (left_out(_part("gate")), times(_routed, Fraction(2, 3)))),
 )  # fmt: skip
 
@@ -316,16 +316,16 @@ def _sizes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
         what = f"{p} heads are taken to be hidden / heads wide"
         wide = substituted(here, head_dim="hidden / heads")
         yield Mistake(f"head_dim = hidden / heads: {p}", "head_dim", what, (wide,))
-        what = "every query head has keys and values of its own"
+        what = "every query head has its own K/V"
         yield Mistake(f"GQA ignored: {p}", "gqa", what, (substituted(here, kv_heads="heads"),))
 
 
 VIEWS: Final[MistakeTable] = (
     MistakeSeries("view missing: VIEW, view twice: VIEW", "a view is not counted, or twice", _views, NOT_STAGE_WIDE),
-    Mistake("batch forgotten", "batch", "one of the batch is counted in place of all",
+    Mistake("batch forgotten", "batch", "one of the batch is counted, not all",
             (TermChange(lambda t: "B" in t.values, _one_of_batch),), metrics=NOT_STAGE_WIDE),
     MistakeSeries("head_dim = hidden / heads: TOWER, GQA ignored: TOWER",
-                  "heads are hidden / heads wide; every query head has keys and values of its own", _sizes),
+                  "heads are hidden / heads wide; every query head has its own K/V", _sizes),
 )  # fmt: skip
 
 
@@ -346,11 +346,11 @@ def _without_bias(term: ClaimTerm) -> Fraction | None:
 
 REST: Final[MistakeTable] = (
     Mistake("norms counted", "vector", "norms are counted as FLOPs", adds=stands_for("norms"), metrics=FLOPS),
-    Mistake("norms at 1", "vector", "norms are counted as one operation for each element",
+    Mistake("norms at 1", "vector", "norms are counted as one operation per element",
             adds=stands_for("norms at 1"), metrics=FLOPS),
     Mistake("vector work counted", "vector", "norms, softmax, activations, rotary and residuals are counted as FLOPs",
             adds=stands_for("norms", "vector"), metrics=FLOPS),
-    Mistake("biases counted", "biases", "additions of biases are counted as FLOPs", adds=stands_for("biases"),
+    Mistake("biases counted", "biases", "biases are counted as FLOPs", adds=stands_for("biases"),
             metrics=FLOPS),
     Mistake("attention missing", "attention", "scores and weighted sum of attention are left out",
             (left_out(lambda t: t.scores),), metrics=FLOPS),
@@ -362,7 +362,7 @@ REST: Final[MistakeTable] = (
     Mistake("biases missing", "biases", "biases are left out",
             (TermChange(lambda t: t.owner in BIASED, _without_bias),),
             metrics=NOT_FLOPS),
-    Mistake("unexecuted counted", "unexecuted", "parameters are counted that the checkpoint holds and nothing runs",
+    Mistake("unexecuted counted", "unexecuted", "parameters that nothing runs are counted",
             adds=stands_for("unexecuted"), metrics=NOT_FLOPS),
 )  # fmt: skip
 
@@ -420,10 +420,10 @@ def _no_rule(term: ClaimTerm) -> bool:
 def _total_flos(classes: str) -> Iterator[Mistake]:
     extra = f"total_flos{classes}"
     rule = stands_for(extra)
-    what = f"6 N D with D = elements of the input, as pixels, summed in float32 as trainers print {extra}"
+    what = f"6 N D with D = elements of the input, summed in float32 as trainers do{classes}"
     for cause, said, part in (
         (extra, what, Fraction(1)),
-        (f"total_flos of one pass{classes}", f"a third of it: {what}", Fraction(1, 3)),
+        (f"total_flos of one pass{classes}", f"a third of total_flos{classes}", Fraction(1, 3)),
     ):
         yield Mistake(
             cause, "rule", said, (left_out(_no_rule), times(rule, part)), adds=rule, metrics=FLOPS, if_any=rule,
@@ -432,7 +432,7 @@ def _total_flos(classes: str) -> Iterator[Mistake]:
 
 
 RULES_OF_THUMB: Final[MistakeTable] = (
-    _replaced("2NT", "2ND: all", "2 N D with N = all parameters, and D = tokens"),
+    _replaced("2NT", "2ND: all", "2 N D with N = all parameters"),
     _replaced("2NT layers", "2ND: matrices of layers", "2 N D with N = matrices of the layers that work on tokens"),
     *(
         _replaced(

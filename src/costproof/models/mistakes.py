@@ -56,7 +56,7 @@ def _crop(term: ClaimTerm) -> bool:
 def _large_crops(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
     side = max((t.values["H"] for t in terms if t.invocation == "global"), default=None)
     if side is not None:
-        what = "crops are taken to be as large as the global view"
+        what = "crops are as large as the global view"
         yield Mistake("crops as large as the view", "view crops", what, (substituted(_crop, H=str(side)),))
 
 
@@ -118,22 +118,22 @@ _OCR_TABLE: Final = (
     Mistake("windows padded one way", "window", "windows are padded only along one side",
             (_in_windows(_padded_once),), metrics=NOT_STAGE_WIDE),
     _without("relative positions missing", "relative", "relative position terms are left out", "relative_position"),
-    _without("patch convolution missing", "patch", "the patch embedding is left out", "patch_embedding"),
+    _without("patch convolution missing", "patch", "the patch convolution is left out", "patch_embedding"),
     _without("convolutions missing", "neck", "neck and downsampling convolutions are left out", "conv2d"),
-    Mistake("merger on patches", "neck", "the convolutions that merge patches give one result for every patch",
+    Mistake("merger on patches", "neck", "convolutions that merge patches give one result per patch",
             (times(lambda t: t.role == "sam.downsample.conv1", _STRIDE**2),
              times(lambda t: t.role == "sam.downsample.conv2", _MERGED)), metrics=NOT_STAGE_WIDE),
-    Mistake("class token missing", "class", "the class token is forgotten",
+    Mistake("class token missing", "class", "the class token is left out",
             (TermChange(lambda t: t.tower == "clip", lambda t: rewritten(t, _without_class)),), metrics=NOT_STAGE_WIDE),
-    Mistake("projector on patches", "projector", "the projector works on the patches before they are merged",
+    Mistake("projector on patches", "projector", "the projector works on patches, not merged ones",
             (times(_projection, _MERGED),), metrics=FLOPS),
     Mistake("projector with class token", "projector", "the projector works on a class token too",
             (TermChange(_projection, lambda t: 1 + 1 / _features(t)),), metrics=FLOPS),
     MistakeSeries("projector on V, projector on S", "the projector works on the vision tokens, or on the whole prompt",
                   _projector_on_tokens, FLOPS),
-    Mistake("one crop", "view crops", "one crop is counted in place of all", (substituted(_crop, n="B"),),
+    Mistake("one crop", "view crops", "one crop is counted, not all", (substituted(_crop, n="B"),),
             metrics=NOT_STAGE_WIDE),
-    MistakeSeries("crops as large as the view", "crops are taken to be as large as the global view", _large_crops,
+    MistakeSeries("crops as large as the view", "crops are as large as the global view", _large_crops,
                   NOT_STAGE_WIDE),
 )  # fmt: skip
 
@@ -152,8 +152,8 @@ _SCALE: Final = 4
 
 
 _NAME: Final = "next-token module counted"
-_CORRECTIONS: Final = "the corrections of the router's scores are counted, which the class holds as buffers"
-_IN_BLOCKS: Final = "a matrix of a layer has a scale for every block of 128 x 128"
+_CORRECTIONS: Final = "corrections of the router's scores are counted, which are buffers"
+_IN_BLOCKS: Final = "matrices of layers have a scale per block of 128 x 128"
 
 
 def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[Metric]) -> MistakeSeries:
@@ -224,19 +224,19 @@ _PARAMETERS: Final = frozenset[Metric]({"params", "params_active"})
 _HELD: Final = _PARAMETERS | {"weight_bytes"}
 
 _V3_TABLE: Final = (
-    _with_one_more(_NAME, "the module that predicts one more token is counted, with a copy of embedding and output "
-                   "projection", _WIDER, _TABLES, metrics=_HELD),
-    _with_one_more(f"{_NAME}, shared tables", "the module that predicts one more token is counted; embedding and "
-                   "output projection are the model's own", _WIDER, metrics=_HELD),
-    Mistake("8-bit matrices in blocks", "type", f"{_IN_BLOCKS}, of four bytes, and one byte for each element",
+    _with_one_more(_NAME, "the next-token module is counted, with a copy of embedding and lm_head", _WIDER, _TABLES,
+                   metrics=_HELD),
+    _with_one_more(f"{_NAME}, shared tables", "the next-token module is counted, without copies of "
+                   "embedding and lm_head", _WIDER, metrics=_HELD),
+    Mistake("8-bit matrices in blocks", "type", f"{_IN_BLOCKS}, of four bytes, and one byte per element",
             (TermChange(lambda t: True, _one_byte_with_scales),), metrics=frozenset({"weight_bytes"})),
-    Mistake("scales counted", "scales", f"{_IN_BLOCKS}, which is counted as a parameter",
+    Mistake("scales counted", "scales", f"{_IN_BLOCKS}, counted as a parameter",
             (TermChange(lambda t: True, _with_scales),), metrics=_PARAMETERS),
     MistakeSeries("router corrections counted", _CORRECTIONS, _corrections_in_bytes, frozenset({"weight_bytes"})),
     _corrected(Fraction(1), _PARAMETERS),
-    _with_one_more(_NAME, "the module that predicts one more token is counted: a layer, a projection of 2 h x h, "
-                   "logits once more", TermChange(lambda t: t.part == "lm_head", _head_and_projection), metrics=FLOPS),
-    _with_one_more(_NAME, "the layer of the module that predicts one more token has a cache too", metrics=CACHE),
+    _with_one_more(_NAME, "the next-token module is counted: a layer, a projection of 2 h x h, logits once more",
+                   TermChange(lambda t: t.part == "lm_head", _head_and_projection), metrics=FLOPS),
+    _with_one_more(_NAME, "the layer of the next-token module has a cache too", metrics=CACHE),
 )  # fmt: skip
 
 V3_MISTAKES: Final = Mistakes(_V3_TABLE)
@@ -247,7 +247,7 @@ V3_MISTAKES: Final = Mistakes(_V3_TABLE)
 _VOLUME: Final = 3 * 2
 """Number of channels times frames of a patch."""
 _NO_PATCHES: Final = Mistake(
-    "patch convolution missing", "patch", "the patch embedding is left out",
+    "patch convolution missing", "patch", "the patch convolution is left out",
     (left_out(lambda t: t.owner == "volume_patches"),), metrics=NOT_STAGE_WIDE,
 )  # fmt: skip
 
@@ -281,20 +281,20 @@ def _of_pixels(term: ClaimTerm) -> Fraction | None:
 QWEN2_5_VL: Final = Mistakes((
     Mistake("merger missing", "merger", "the merger is left out", (left_out(_merger),)),
     Mistake("merger on patches", "merger",
-            "the merger works on every patch, not on the tokens that it makes of several",
+            "the merger works on every patch, not on merged ones",
             (_on_patches(lambda t: Fraction(t.values["vision_merge"]) ** 2),), metrics=NOT_STAGE_WIDE),
     _NO_PATCHES,
     Mistake("windows as full attention", "window", "window layers attend to the whole image",
             (substituted(_in_window_layers, vision_window="U"),), metrics=NOT_STAGE_WIDE),
     Mistake("window of pixels as of patches", "window",
-            "the side of a window, which is in pixels, is taken to be in patches",
+            "the side of a window in pixels is taken to be in patches",
             (TermChange(_in_window_layers, _of_pixels),), metrics=FLOPS),
 ))  # fmt: skip
 
 QWEN3_VL_VISION: Final = Mistakes((
     Mistake("mergers missing", "merger", "the mergers are left out", (left_out(_merger),)),
     Mistake("mergers on patches", "merger",
-            "the mergers work on every patch, not on the tokens that they make of several",
+            "the mergers work on every patch, not on merged ones",
             (_on_patches(lambda t: Fraction(t.values["vision_merged"])),), metrics=NOT_STAGE_WIDE),
     _NO_PATCHES,
 ))  # fmt: skip

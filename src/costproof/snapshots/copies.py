@@ -429,6 +429,9 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
         Incomplete: another attribute of the module cannot be copied.
     """
     import torch
+    from torch.utils._pytree import tree_leaves
+
+    from costproof.patches.input_values import KnownIntegers
 
     def changed(tensor: torch.Tensor) -> torch.Tensor:
         made = change(tensor)
@@ -438,6 +441,8 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
     # What is in the memo is taken for copied: tensors are what we say, all else is a copy.
     same = alike(list(module.buffers()), changed)
     memo: dict[int, Any] = {id(t): same(t) for t in _tensors(module)}
+    known = (v for part in module.modules() for v in tree_leaves(vars(part)) if isinstance(v, KnownIntegers))
+    memo.update((id(v), v.moved(changed)) for v in known)
     try:
         with mock.patch.dict(copy._deepcopy_dispatch, _COPIED):  # type: ignore[attr-defined]
             made: nn.Module = copy.deepcopy(module, memo)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from costproof.models.generic.export_wrappers import around
 from costproof.models.generic.factories import Given
 from costproof.models.generic.inputs import example_inputs
 from costproof.models.generic.makers import Case
@@ -19,6 +20,7 @@ from costproof.models.generic.module import GenericTarget
 from costproof.patches.input_values import KnownIntegers, precomputed
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
+from costproof.snapshots.copies import with_tensors
 
 IMAGES = [[1, 4, 6], [2, 2, 3]]
 """24 patches, and twice 6."""
@@ -211,3 +213,17 @@ class Columns(nn.Module):
 def test_images_in_patches(module: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
     made = example_inputs(Case(module, 2, 5, 7), None, tuple(shapes)).args
     assert {name: tuple(v.shape) for name, v in made.items()} == shapes
+
+
+class Reads(nn.Module):
+    def forward(self, x: torch.Tensor, grid: KnownIntegers) -> torch.Tensor:
+        return x + (grid.prod(-1) - torch.ones(1, device=grid.device))
+
+
+def test_numbers_in_a_wrapper_move_with_its_tensors() -> None:
+    """What a model makes of them is on the model's device, also where a run imitates another one."""
+    meta = torch.empty(0, device="meta")
+    module = around(Reads(), ("x",), {"grid": numbers([[1, 2, 3]])})
+    moved = with_tensors(module, lambda tensor: torch.empty_like(tensor, device="cpu"))
+    assert [result.tolist() for result in moved(x=torch.ones(1))] == [[6]]
+    assert [result.device.type for result in module(x=meta.new_empty(1))] == ["meta"]
