@@ -109,7 +109,7 @@ unit: $(VENV)/dev $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready  ## Tests (
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-thorough: $(VENV)/dev $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready  ## The tests that `make test` leaves out for time, and all layers
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --thorough --workloads 4 -m "slow or thorough"
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --thorough --workloads 4 -m "slow or thorough"
 
 test-versions:  ## The same commands under the oldest, the pinned and the newest versions (network, gigabytes)
 	$(PYTHON) -m tests.versions

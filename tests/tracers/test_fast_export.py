@@ -9,6 +9,7 @@ import torch
 import torch._dynamo
 import torch.fx.config
 from torch import Tensor, nn
+from torch._export.passes import replace_set_grad_with_hop_pass as grads
 
 from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.costed import cost_graph
@@ -119,3 +120,25 @@ def test_an_exported_graph_is_compiled_when_it_is_called() -> None:
         program = torch.export.export(row, (given,))
     assert "_LazyGraphModule" in {base.__name__ for base in type(program.graph_module).__mro__}
     assert torch.equal(program.module()(given), row(given))
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_settings_of_gradients_are_left_out_where_they_change_nothing(enabled: bool) -> None:
+    """A part that enables gradients has a graph of its own, as torch makes it; one that disables them has not."""
+
+    class Part(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.set_grad_enabled(enabled):
+                y = x.cos()
+            return y + x
+
+    def nodes() -> list[tuple[str, str, str, str]]:
+        graph = torch.export.export(Part(), (torch.ones(3),)).graph
+        return [(n.name, str(n.target), str(n.args), str(n.meta.get("nn_module_stack"))) for n in graph.nodes]
+
+    with torch.no_grad():
+        plain = nodes()
+        with fast_export(Part()), mock.patch.object(grads, "sequential_split", wraps=grads.sequential_split) as split:
+            assert nodes() == plain
+        assert split.called is enabled
+    assert any("wrap_with_set_grad_enabled" in target for _, target, _, _ in plain) is enabled

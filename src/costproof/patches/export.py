@@ -51,6 +51,20 @@ def _if_any_unbacked(original: Callable[..., Any]) -> Callable[..., None]:
     return bind
 
 
+def _without_grad_settings(original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    def replace(module: Any, signature: Any) -> Any:
+        setting: Any = torch._C._set_grad_enabled
+        found = [node for node in module.graph.nodes if node.target is setting]
+        if all(node.args[0] == torch.is_grad_enabled() for node in found):
+            for node in found:
+                module.graph.erase_node(node)
+        return original(module, signature)
+
+    return replace
+
+
 LAZY_PROGRAM: Final = Patch(
     "torch.export.exported_program:_create_graph_module_for_export",
     _compiled_when_called,
@@ -62,6 +76,13 @@ NO_UNBACKED_BINDINGS: Final = Patch(
     "torch.export._trace:_replace_unbacked_bindings",
     _if_any_unbacked,
     "torch searches the shapes of all nodes for unbacked symbols, though the graph has none",
+    "tracers/test_fast_export.py",
+    missing="skip",
+)
+NO_GRAD_SETTINGS: Final = Patch(
+    "torch._export.passes.replace_set_grad_with_hop_pass:replace_set_grad_with_hop_pass",
+    _without_grad_settings,
+    "torch splits the graph where a model disables gradients that are disabled already, and joins it again",
     "tracers/test_fast_export.py",
     missing="skip",
 )
@@ -91,7 +112,7 @@ def fast_export(module: nn.Module) -> Iterator[None]:
             around.enter_context(_use_lazy_graph_module(True))
             around.enter_context(patched(LAZY_PROGRAM))
         few = longest_module_list(module) <= _MAX_UNCACHED_LAYERS
-        skipped = (NO_STACK_TRACES, NO_TENSOR_METADATA, NO_UNBACKED_BINDINGS)
+        skipped = (NO_STACK_TRACES, NO_TENSOR_METADATA, NO_UNBACKED_BINDINGS, NO_GRAD_SETTINGS)
         around.enter_context(patched(*skipped, *([NO_FAKE_TENSOR_CACHE] if few else [])))
         yield
 

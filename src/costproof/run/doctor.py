@@ -52,7 +52,7 @@ PATCHES: Final[tuple[Patch, ...]] = (
     tensor.READ_VALUES, *tensor.TO_NUMPY, tensor.EINSUM, *tensor.COMPLEX_CONVOLUTIONS, *tensor.KNOWN_INTEGERS,
     tensor.SELECT_ALL_ROWS, *tensor.ROW_COUNTS, *sharding.ON_META,
     export.NO_STACK_TRACES, export.NO_TENSOR_METADATA, export.NO_FAKE_TENSOR_CACHE, export.NO_UNBACKED_BINDINGS,
-    export.LAZY_PROGRAM, *export.SHAPES_OF_RESULTS,
+    export.LAZY_PROGRAM, export.NO_GRAD_SETTINGS, *export.SHAPES_OF_RESULTS,
     *export.QUIET_EXPORT, *export.CONCRETE_VALUES,
     torchlens.SET_DIRECTLY, torchlens.KEEP_COMPILER_TABLES, torchlens.KEEP_SEARCHED_MODULES,
     torchlens.FIND_NAMESPACES_ONCE,
