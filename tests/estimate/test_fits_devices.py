@@ -117,6 +117,7 @@ def test_a_checkpoint_without_formulas_that_is_loaded_in_float32(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     linear = 4 * 128**2 + 3 * 128 * 256 + (4 + 3 * 2) * 4  # in fp8, a scale in float32 for each block
     left = 2 * 512 * 128 + 4 * 128 + 128
+    # It does not fit, so that no limits are searched.
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
         found = costproof.fits(
             f"hf:{tmp_path}/config.json,seq-len=4,new-tokens=0,dtype={dtype}", memory="100kB"
