@@ -17,12 +17,16 @@ from torch.nn import functional
 from costproof import api
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention import Attention
-from costproof.opgraph.account import hidden_reads
+from costproof.ledger.errors import Bug
+from costproof.opgraph import account as accounting
+from costproof.opgraph import kept as keeping
+from costproof.opgraph.account import account, hidden_reads
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import CausalMask, Graph, OpCall, Size, Value
-from costproof.opgraph.kept import KeptWork, MaskUse, kept_work, unfused_attention
+from costproof.opgraph.kept import FirstKnown, KeptWork, MaskUse, kept_work, unfused_attention
 from costproof.opgraph.mask_bands import BandMasks, band_pairs
 from costproof.opgraph.mask_rows import QueryRowMasks
+from costproof.opgraph.reuse import AvoidableTraffic
 from tests.support.opcalls import call, value
 
 HEADS, DIM = 2, 4
@@ -310,6 +314,37 @@ def test_what_is_written_into_a_tensor_that_is_read_is_read() -> None:
         call("aten.relu.default", [text], [out := value(5, 4)]),
     ]
     assert not hidden_reads(cost_graph(Graph(tuple(ops), (out,), (), ())), {})
+
+
+def test_bytes_that_a_mask_may_spare_are_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query of a step, and two keys and values of which an unknown mask may hide any."""
+    query, key, values = (value(1, 1, rows, DIM, dtype="float32", origin="input", name=name)
+                          for name, rows in (("q", 1), ("k", 2), ("v", 2)))  # fmt: skip
+    op = call("aten.scaled_dot_product_attention.default",
+              [query, key, values, value(1, 1, 1, 2, dtype="bool", origin="input", name="mask")],
+              [out := value(1, 1, 1, DIM, dtype="float32")])  # fmt: skip
+    square = call("aten.scaled_dot_product_attention.default", [key, key, key], [key], {"is_causal": True})
+
+    def counted() -> int:
+        work = cost_graph(Graph((op,), (out,)))
+        nodes = account(work, lambda *_: ("decode", "step"), (), "float32", FirstKnown(())).nodes
+        return sum(node.cost("skippable_bytes") or 0 for node in nodes)
+
+    assert counted() == 2 * 2 * DIM * 4
+    # Every key of a square is seen by its own query.
+    assert not kept_work(cost_graph(Graph((square,), ())), FirstKnown(()))[0].hides_keys
+    plants: list[tuple[Any, str, Any, Any]] = [
+        (accounting, "hidden_reads", lambda *_: frozenset({key.id}), counted),
+        (AvoidableTraffic, "bytes", lambda *_: 8, counted),
+        (accounting, "floors", lambda work, regions, *_: dict.fromkeys(regions, 72), counted),
+        (keeping, "_behind_band", lambda *_: True,
+         lambda: kept_work(cost_graph(Graph((square,), ())), FirstKnown(()))),
+    ]  # fmt: skip
+    for owner, name, wrong, command in plants:
+        monkeypatch.setattr(owner, name, wrong)
+        with pytest.raises(Bug, match="counted in another way"):
+            command()
+        monkeypatch.undo()
 
 
 class _AnyBias:

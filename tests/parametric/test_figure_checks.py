@@ -30,8 +30,10 @@ from costproof.run.capture import _padding
 settings: Any = settings_module
 estimate_module: Any = importlib.import_module("costproof.estimate.roofline")
 fits_module: Any = importlib.import_module("costproof.run.fits")
+layout_module: Any = importlib.import_module("costproof.tracers.stored_module")
 memory_module: Any = importlib.import_module("costproof.estimate.memory")
 peaks_module: Any = importlib.import_module("costproof.run.peaks")
+report_module: Any = importlib.import_module("costproof.reports.roofline")
 roofline_module: Any = importlib.import_module("costproof.run.roofline")
 routing_module: Any = importlib.import_module("costproof.estimate.routing")
 stored_module: Any = importlib.import_module("costproof.run.stored")
@@ -275,6 +277,15 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
     "elements of one of equal tensors": (
         (stored_module, "totals", lambda of, right=stored_module.totals: right(replace(one, count=1) for one in of)),
         lambda: costproof.stored("qwen3-30b-a3b"),
+    ),
+    "biases of experts twice": (
+        _after(layout_module, "stored_tensors", lambda of: [
+            tensor for one in of for tensor in (one, one)[: 1 + (one.purpose == "bias")]]),
+        lambda: costproof.stored("gpt-oss-20b"),
+    ),
+    "a ridge at half of the bandwidth": (
+        _after(report_module, "_ridge", lambda of: 2 * of),
+        lambda: report_module.device_line(costproof.roofline(LLAMA, on="h100-sxm")),
     ),
     "rows without a past": (
         _after(settings, "_written", lambda row: (row[0], 0, *row[2:])), lambda: settings.rows_of("5, 2x1+7", "last"),

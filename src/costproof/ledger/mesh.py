@@ -317,10 +317,10 @@ def of_mesh(name: str) -> bool:
 
 
 def no_such_setting(name: str, where: str, known: Collection[str], fix: str | None = None) -> BadInput:
-    """Return the error for an unknown setting; for a mesh setting, that no plan says how to split the model."""
+    """Return the error for an unknown setting; for a mesh setting, that ranks of the model are not counted."""
     if of_mesh(name):
-        what = "no plan says how this model is split over devices (transformers: tp_plan of the class)"
-        return BadInput(what, where=where, expected="one device")
+        what = "ranks of this model are not counted: no plan here splits its layers over devices"
+        return BadInput(what, where=where, expected="one device", fix="docs/devices.md names the families with a plan")
     return BadInput("no such setting", where=where, expected="one of " + ", ".join(known), fix=fix)
 
 

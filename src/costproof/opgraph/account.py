@@ -15,7 +15,7 @@ import sympy
 
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import text
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import Incomplete, Recount, check_recounts
 from costproof.ledger.metrics import (
     ARITHMETIC,
     FLOOR,
@@ -33,7 +33,8 @@ from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, Value
 from costproof.opgraph.kept import KeptWork, PairCounter, kept_work
 from costproof.opgraph.merge import evidence, merge_unknown
-from costproof.opgraph.reuse import AvoidableTraffic, PackedReads, floors
+from costproof.opgraph.regions import RegionTraffic
+from costproof.opgraph.reuse import AvoidableTraffic, PackedReads, avoidable_recounts, floors, hidden_again
 from costproof.opgraph.rules.attention import is_flash
 from costproof.opgraph.rules.collectives import ranks_of
 from costproof.opgraph.rules.cost import OpCost
@@ -92,6 +93,7 @@ def account(
     labels: dict[_Key, list[str]] = {}
     unknown: list[UnknownOp] = []
     unread: set[str] = set()
+    by_module: list[tuple[str, RegionTraffic, Size]] = []
 
     def add(key: _Key, costs: Mapping[Metric, Size | None]) -> None:
         for metric, size in costs.items():
@@ -151,12 +153,17 @@ def account(
                 bytes_read = total((*(t.nbytes for t in tensors), -again))
                 add(key, {metric: None if module in unread else bytes_read})
             add(key, {"kv_read_bytes": traffic.kv_read_bytes, "output_bytes": traffic.output_bytes})
-            add(key, {SPARED: 0 if spared is None else spared.bytes(traffic)})
-    regions = [located(op.module, op.call) for op in graph.ops]
+            saved = 0 if spared is None else spared.bytes(traffic)
+            add(key, {SPARED: saved})
+            by_module.append((module, traffic, saved))
+    regions, once = [located(op.module, op.call) for op in graph.ops], list[Size]()
     for metric, which in ((FLOOR, None), *(((SPARED_AT_FLOOR, spared),) if spared is not None else ())):
         for region, moved_once in floors(costed, regions, inside, which, packed if which is None else None).items():
             if region is not None:
                 add((*region, "", ""), {metric: None if "" in unread else moved_once})
+                once += [moved_once] if metric == SPARED_AT_FLOOR else []
+    if spared is not None:
+        check_recounts(avoidable_recounts(spared, by_module, once))
     owners = {call.module: call.class_name for call in graph.calls}
     values = (v for op in graph.ops for v in (*op.tensors, *op.outputs))
     symbolic = any(not isinstance(size, int) for value in values for size in value.shape)
@@ -178,6 +185,8 @@ def _avoidable_traffic(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Avo
     cast = any(op.attrs.get(AUTOCAST) for op in ops)
     halved = frozenset(v.id for op in ops for v in op.outputs if v.floating) if cast else frozenset()
     hidden = hidden_reads(costed, kept)
+    apart = len(hidden ^ hidden_again(costed, kept, hidden))
+    check_recounts([Recount("graph", "tensors read only as keys or values", "differ by reader", apart, 0)])
     return AvoidableTraffic(hidden, halved) if halved or hidden else None
 
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import Final, Protocol
 
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.rules.cost import OpCost, ScoreGrid
@@ -83,7 +86,11 @@ def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]
     found: dict[int, KeptWork] = {}
     for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
         if isinstance(cost, OpCost) and cost.attention is not None and cost.flops != 0:
-            found[i] = _fused(op, cost.attention, count)
+            found[i] = one_call = _fused(op, cost.attention, count)
+            again = _may_hide_keys(cost.attention, one_call.scores)
+            check_recounts(
+                [Recount(op.module or "(root)", f"mask of {op.name}", "hides keys", one_call.hides_keys, again)]
+            )
     for one in unfused_attention(costed):
         first, second = (costed.costs[at] for at in (one.first, one.second))
         assert isinstance(first, OpCost)
@@ -112,17 +119,49 @@ def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
     elif grid.packed:
         kept = _packed(grid, count)
         # As below, and a cache may have rows that no sequence uses.
-        unequal = any(q != k for q, k in grid.packed) and (grid.left is not None or not grid.at_end)
-        hides = unequal or sum(k for _, k in grid.packed) != grid.keys
+        hides = _behind_band(grid, any(q != k for q, k in grid.packed)) or sum(k for _, k in grid.packed) != grid.keys
     elif grid.mask is not None:
         kept = count.under_masks([MaskUse(op, grid.mask)], grid.grids, grid.queries, grid.keys)
         hides = kept != pairs
     elif grid.left is not None or grid.right is not None:
         one = count.in_band(grid.queries, grid.keys, grid.left, grid.right, at_end=grid.at_end)
         kept = None if one is None else prod((grid.grids, one))
-        # The last query sees all keys before it if the band has no left end and is aligned at the end.
-        hides = grid.queries != grid.keys and (grid.left is not None or not grid.at_end)
+        hides = _behind_band(grid, grid.queries != grid.keys)
     return KeptWork(None if kept is None else prod((2, kept, grid.width)), kept, hides)
+
+
+def _behind_band(grid: ScoreGrid, unequal: bool) -> bool:
+    """Return whether there may be keys before, or after, those that the band of any query has."""
+    return unequal and (grid.left if grid.at_end else grid.right) is not None
+
+
+def _may_hide_keys(grid: ScoreGrid, kept: Size | None) -> bool:
+    """Return again, from pairs in small matrices, whether a fused call may have keys that no query sees.
+
+    Args:
+        kept: number of pairs that the mask keeps; ``None``: unknown.
+    """
+    if not grid.known or grid.mask is not None or grid.kept is not None:
+        return kept is None or kept != grid.pairs
+    rows = grid.packed or ((grid.queries, grid.keys),)
+    unused = bool(grid.packed) and sum(k for _, k in grid.packed) != grid.keys
+    ends = (None if end is None else min(end, 2) for end in (grid.left, grid.right))
+    return unused or _hides_in_small(*ends, at_end=grid.at_end, square=all(q == k for q, k in rows))
+
+
+@cache
+def _hides_in_small(left: int | None, right: int | None, *, at_end: bool, square: bool) -> bool:
+    """Return whether a band hides a key from all queries in some matrix of at most 3 x 8."""
+    for queries, keys in product(range(1, 4), range(1, 9)):
+        shift = keys - queries if at_end else 0
+        seen = {
+            key
+            for query, key in product(range(queries), range(keys))
+            if (left is None or key >= query + shift - left) and (right is None or key <= query + shift + right)
+        }
+        if len(seen) < keys and (queries == keys or not square):
+            return True
+    return False
 
 
 def _packed(grid: ScoreGrid, count: PairCounter) -> Size | None:

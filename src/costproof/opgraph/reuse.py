@@ -9,17 +9,20 @@ A larger region hides bytes and adds none, so floor <= fused <= unfused. Views a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import sympy
 
 from costproof.ledger.callgraph import ReuseBytes
-from costproof.ledger.metrics import FLOOR
+from costproof.ledger.errors import Recount
+from costproof.ledger.metrics import FLOOR, SPARED, SPARED_AT_FLOOR
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import Size, Value
+from costproof.opgraph.kept import KeptWork
 from costproof.opgraph.regions import R, RegionTraffic, Traffic
+from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.sizes import nbytes, prod, smaller, total
 
 RETURNED: Final = "return."
@@ -100,6 +103,56 @@ class AvoidableTraffic:
     def bytes(self, moved: RegionTraffic) -> Size:
         """Return the bytes of the avoidable part of this traffic."""
         return total(one.nbytes for one in self.of(moved))
+
+
+def avoidable_recounts(
+    spared: AvoidableTraffic, modules: Iterable[tuple[str, RegionTraffic, Size]], floor: Iterable[Size]
+) -> Iterator[Recount]:
+    """Yield second counts of avoidable bytes: all that a module moves, less what it must move; symbols have numbers.
+
+    Args:
+        modules: name, traffic, and avoidable bytes of each call of a module.
+        floor: avoidable bytes of whole graphs, each of whose tensors some module moves.
+    """
+    every: list[Size] = []
+    for module, moved, found in modules:
+        every.append(found)
+        needed: list[Size] = []
+        for one in moved.every:
+            if one.value.origin == "param" or one.value.id not in spared.hidden:
+                narrow = one.value.id in spared.halved and one.value.dtype == "float32"
+                needed.append(prod((one.nbytes, sympy.Rational(1, 2))) if narrow else one.nbytes)
+        if found != 0 or needed != [one.nbytes for one in moved.every]:
+            again = _in_numbers(moved.bytes) - _in_numbers(total(needed))
+            yield Recount("graph", module or "(root)", SPARED, _in_numbers(found), again)
+    more = _in_numbers(total(floor)) - _in_numbers(total(every))
+    yield Recount("graph", SPARED_AT_FLOOR, "more than of the modules", max(0, more), 0)
+
+
+def _in_numbers(size: Size) -> int:
+    """Return a size in which each symbol is 60, a number that usual group sizes divide."""
+    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, 60)))
+
+
+def hidden_again(costed: CostedGraph, kept: Mapping[int, KeptWork], hidden: frozenset[str]) -> frozenset[str]:
+    """Return the tensors that :func:`.account.hidden_reads` must have found, each from all operators that read it.
+
+    Args:
+        hidden: its result, which decides whether a copy is hidden, and tensors that an operator overwrites.
+    """
+    graph, overwritten = costed.graph, set[str]()
+    returned = {v.id for v in graph.outputs}.difference(v.id for v in graph.cache_outputs)
+    free = dict.fromkeys((costed.roots[x].id if x in costed.roots else x for x in returned), False)
+    for i, (op, cost) in enumerate(zip(graph.ops, costed.costs, strict=True)):
+        role = cost.role if isinstance(cost, OpCost) else ""
+        ids, made = ([costed.roots.get(v.id, v).id for v in values] for values in (op.tensors, op.outputs))
+        weighted = i not in kept or not kept[i].hides_keys or any(v.origin == "param" for v in op.tensors)
+        for place, one in enumerate(ids if role != "alias" else ()):
+            unseen = all(x in hidden for x in made) if role == "move" else place != 0 and not weighted
+            free[one] = free.get(one, True) and unseen
+        if not set(ids).isdisjoint(made) and role != "alias":
+            overwritten.update(ids)
+    return frozenset(one for one, only in free.items() if (one in hidden if one in overwritten else only))
 
 
 def _read_once(found: Iterable[Traffic]) -> list[Traffic]:

@@ -225,6 +225,8 @@ def device_recounts(
         if p.sparsity == "dense":
             peaks[p.dtype] = max(p.flops, peaks.get(p.dtype, 0))
     used = {**of.peaks, of.math: of.flops}
+    if device.bandwidth is not None:
+        yield Recount("device", "memory", "bandwidth", of.bandwidth, device.bandwidth.value)
     tf32, single = peaks.get(CONVOLUTION, 0), used.get("float32", 0)
     for dtype in peaks.keys() & used.keys() - {CONVOLUTION, FUSED}:
         yield Recount("", dtype, "peak", used[dtype], peaks[dtype])

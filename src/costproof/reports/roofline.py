@@ -175,9 +175,16 @@ def percent(part: str | None, whole: str | None) -> str:
     return "" if part is None or whole is None else share(Fraction(part), Fraction(whole))
 
 
+def _ridge(found: Roofline) -> Fraction:
+    return Fraction(found.peak_flops, found.bandwidth)
+
+
 def device_line(found: Roofline) -> str:
     """Return a line with the device's peak FLOP/s, bandwidth and ridge point, which determine all times."""
-    ridge = decimal(Fraction(found.peak_flops, found.bandwidth), 1)
+    ridge = decimal(_ridge(found), 1)
+    # Work at the ridge takes as long at the peak as at the bandwidth, within the rounding to a tenth.
+    apart = Fraction(ridge.replace(",", "")) * found.bandwidth - found.peak_flops
+    check_recounts([Recount("device", "ridge point", "peak over bandwidth", 20 * abs(apart) <= found.bandwidth, True)])
     peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
     seen = ", measured" if found.device.origin == "measured" else ""
     return f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}; they meet at {ridge} FLOP/B"
@@ -462,7 +469,7 @@ def roofline_svg(found: Roofline) -> str:
     """Return the roofline plot as SVG, without parts that have no FLOPs or move no bytes."""
     said = [line for text in _counted_lines(found) for line in wrap(text, _LETTERS)]
     height = _HEIGHT + _NAME[1] * len(said)
-    ridge = Fraction(found.peak_flops, found.bandwidth)
+    ridge = _ridge(found)
     placed = [p for p in found.parts if p.at_roof.taken and p.at_roof.bytes and p.at_roof.seconds is not None]
     every = [Fraction(p.at_roof.taken or 0, p.at_roof.bytes or 1) for p in placed]
     low = floor_of(log10(min([*every, ridge / 10])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ from costproof.models.registry import load_target
 from costproof.models.target import Target, WithStorage
 from costproof.run.count_lock import count_lock
 from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
+from costproof.storage.formats import Gptq
 from costproof.storage.headers import HeaderTensor, gguf_sections, read_checkpoint, read_header
 from costproof.storage.scheme import PLAIN, UnknownFormat
 from costproof.storage.tensors import BLOCKS, DTYPE_BITS, StoredTensor, totals
@@ -101,7 +102,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
             scheme = target.stored.scheme(facts.model_type)
             readings = (library_reading(target.stored, model), scheme)
             tensors, by_rules = (list(stored_tensors(model, of)) for of in readings)
-            check_recounts(_param_recounts(facts.params, tensors))
+            zeros = any(isinstance(rule.format, Gptq) and rule.format.zero_bias for rule in scheme.rules)
+            check_recounts(_param_recounts(facts.params, names.parameters, tensors, zeros=zeros))
             if next_token:
                 further, further_by_rules = (list(next_token_tensors(model, of, next_token)) for of in readings)
                 _check_further(tensors, further, next_token, attribute(model, "config").get_text_config())
@@ -154,13 +156,31 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     return made
 
 
-def _param_recounts(found: int, tensors: Iterable[StoredTensor]) -> Iterator[Recount]:
-    """Yield the parameters of a model from the weights that its stored tensors stand for; zero biases are none."""
-    sizes = Counter[str]()
+def _param_recounts(
+    found: int, names: Collection[str], tensors: Iterable[StoredTensor], *, zeros: bool
+) -> Iterator[Recount]:
+    """Yield the parameters of a model from its stored tensors, without biases of zeros, and the number of these.
+
+    Args:
+        found: the number of parameters.
+        names: the names of parameters in the checkpoint, in which experts may be one stack.
+        zeros: whether each packed matrix without a bias has one of zeros.
+    """
+    biased = {name.rpartition(".")[0] for name in names if name.endswith("bias")}
+
+    def known(bias: str) -> bool:
+        stack, one_by_one, _ = bias.partition(".*.")
+        return bias in names or (bool(one_by_one) and stack in biased)
+
+    again, more, packed = 0, 0, 0
     for tensor in tensors:
-        sizes[tensor.purpose] += tensor.count * (tensor.stands_for or prod(tensor.shape))
-    again = min(max(found, sizes["weight"]), sizes["weight"] + sizes["bias"])
+        if tensor.purpose == "weight" or (tensor.purpose == "bias" and known(tensor.name)):
+            again += tensor.count * (tensor.stands_for or prod(tensor.shape))
+        more += tensor.count * (tensor.purpose == "bias" and not known(tensor.name))
+        module, _, last = tensor.name.rpartition(".")
+        packed += tensor.count * (zeros and last == "qweight" and not known(f"{module}.bias"))
     yield Recount("checkpoint", "parts", "parameters", found, again)
+    yield Recount("checkpoint", "packed matrices", "biases of zeros", more, packed)
 
 
 _USUAL: Final = {"qwen3_next": 1}
