@@ -119,9 +119,7 @@ def test_a_checkpoint_without_formulas_that_is_loaded_in_float32(tmp_path: Path)
     left = 2 * 512 * 128 + 4 * 128 + 128
     # It does not fit, so that no limits are searched.
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
-        found = costproof.fits(
-            f"hf:{tmp_path}/config.json,seq-len=4,new-tokens=0,dtype={dtype}", memory="100kB"
-        )  # no limit
+        found = costproof.fits(f"hf:{tmp_path}/config.json,seq-len=4,new-tokens=0,dtype={dtype}", memory="100kB")
         assert found.stored_bytes == linear + size * left
         assert any("are in float32, unlike stored" in note for note in found.notes) is (size == 4)
 
