@@ -106,7 +106,7 @@ wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check it: costproof a
 	$(BIN)/python -m tests.wheel_check
 
 unit: $(VENV)/dev $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready  ## Tests (pytest)
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-thorough: $(VENV)/dev $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready  ## The tests that `make test` leaves out for time, and all layers
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --thorough --workloads 4 -m "slow or thorough"

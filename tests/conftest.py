@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Each of them has a core of its own: threads of torch beside would wait for one another. Models and graphs are
     objects by the million that go when their test ends, so that garbage is seldom looked for.
     """
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(1_000_000, 50, 100)
     # On a busy machine examples take as long as they take.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")

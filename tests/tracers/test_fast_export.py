@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch._dynamo
 import torch.fx.config
 from torch import Tensor, nn
+from torch._export.passes import replace_set_grad_with_hop_pass as grads
 
 from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.costed import cost_graph
@@ -15,6 +18,7 @@ from costproof.tracers.exported import export_graph
 from tests.tracers.small import Wrapper
 
 Settings = tuple[bool, bool]
+SPLIT = "sequential_split"
 
 
 MET: list[Settings] = []
@@ -89,3 +93,55 @@ def test_the_graph_costs_the_same_either_way(monkeypatch: pytest.MonkeyPatch) ->
                       zip(work.graph.ops, work.costs, strict=True)])  # fmt: skip
     assert found[0] == found[1]
     assert len(found[0]) == 5
+
+
+def test_unbacked_symbols_are_bound_as_torch_binds_them() -> None:
+    """Where there is one; the graph without any is not searched."""
+
+    class Chosen(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = torch.nonzero(x)
+            torch._check(rows.shape[0] == 3)  # type: ignore[no-untyped-call]  # torch then forgets that it bound a symbol
+            return torch.nonzero(rows) + 1
+
+    def bound(program: torch.export.ExportedProgram) -> list[dict[str, str]]:
+        return [{str(k): str(v) for k, v in n.meta.get("unbacked_bindings", {}).items()} for n in program.graph.nodes]
+
+    module, args = Chosen(), (torch.ones(3),)
+    plain = bound(torch.export.export(module, args))
+    with fast_export(module):
+        assert bound(torch.export.export(module, args)) == plain
+    assert any(plain)
+    searched = "torch.fx.experimental.symbolic_shapes._free_unbacked_symbols_with_path"
+    with mock.patch(searched, side_effect=AssertionError), fast_export(module):
+        torch.export.export(Row(1), (torch.zeros(2, 6),))
+
+
+def test_an_exported_graph_is_compiled_when_it_is_called() -> None:
+    row, given = Row(1), torch.ones(2, 6)
+    with fast_export(row):
+        program = torch.export.export(row, (given,))
+    assert "_LazyGraphModule" in {base.__name__ for base in type(program.graph_module).__mro__}
+    assert torch.equal(program.module()(given), row(given))
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_settings_of_gradients_are_left_out_where_they_change_nothing(enabled: bool) -> None:
+    """A part that enables gradients has a graph of its own, as torch makes it; one that disables them has not."""
+
+    class Part(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.set_grad_enabled(enabled):
+                y = x.cos()
+            return y + x
+
+    def nodes() -> list[tuple[str, str, str, str]]:
+        graph = torch.export.export(Part(), (torch.ones(3),)).graph
+        return [(n.name, str(n.target), str(n.args), str(n.meta.get("nn_module_stack"))) for n in graph.nodes]
+
+    with torch.no_grad():
+        plain = nodes()
+        with fast_export(Part()), mock.patch.object(grads, SPLIT, wraps=getattr(grads, SPLIT)) as split:
+            assert nodes() == plain
+        assert split.called is enabled
+    assert any("wrap_with_set_grad_enabled" in target for _, target, _, _ in plain) is enabled

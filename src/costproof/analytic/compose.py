@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final, TypeVar
 
@@ -116,7 +116,7 @@ def by_identity(function: Callable[[K], V]) -> Callable[[K], V]:
 
 def in_layer(i: int, parts: Iterable[ModulePart]) -> tuple[ModulePart, ...]:
     """Return the parts with layer index ``i``."""
-    return tuple(replace(part, i=i) for part in parts)
+    return tuple(ModulePart(p.role, p.layers, p.called, p.times, p.group, i) for p in parts)
 
 
 def module_of(part: ModulePart, names: Mapping[str, str]) -> str:

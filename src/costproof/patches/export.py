@@ -30,6 +30,62 @@ NO_FAKE_TENSOR_CACHE: Final = SettingPatch(
     "caching the shapes that an operator returns pays only if many equal layers follow",
     "tracers/test_fast_export.py",
 )
+
+
+def _compiled_when_called(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch.fx._lazy_graph_module import _make_graph_module
+
+    return _make_graph_module
+
+
+def _if_any_unbacked(original: Callable[..., Any]) -> Callable[..., None]:
+    from torch._export.utils import _get_shape_env_from_gm
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    def bind(module: Any) -> None:
+        shapes = _get_shape_env_from_gm(module)
+        unbacked = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+        if shapes is not None and any(symbol_is_type(symbol, unbacked) for symbol in shapes.var_to_range):
+            original(module)
+
+    return bind
+
+
+def _without_grad_settings(original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    def replace(module: Any, signature: Any) -> Any:
+        setting: Any = torch._C._set_grad_enabled
+        found = [node for node in module.graph.nodes if node.target is setting]
+        if all(node.args[0] == torch.is_grad_enabled() for node in found):
+            for node in found:
+                module.graph.erase_node(node)
+        return original(module, signature)
+
+    return replace
+
+
+LAZY_PROGRAM: Final = Patch(
+    "torch.export.exported_program:_create_graph_module_for_export",
+    _compiled_when_called,
+    "torch compiles Python code of the exported graph, which is read and seldom called",
+    "tracers/test_fast_export.py",
+    missing="skip",
+)
+NO_UNBACKED_BINDINGS: Final = Patch(
+    "torch.export._trace:_replace_unbacked_bindings",
+    _if_any_unbacked,
+    "torch searches the shapes of all nodes for unbacked symbols, though the graph has none",
+    "tracers/test_fast_export.py",
+    missing="skip",
+)
+NO_GRAD_SETTINGS: Final = Patch(
+    "torch._export.passes.replace_set_grad_with_hop_pass:replace_set_grad_with_hop_pass",
+    _without_grad_settings,
+    "torch splits the graph where a model disables gradients that are disabled already, and joins it again",
+    "tracers/test_fast_export.py",
+    missing="skip",
+)
 NO_TENSOR_METADATA: Final = Patch(
     "torch.fx.experimental.proxy_tensor:_extract_tensor_metadata",
     lambda original: lambda *args, **kwargs: None,
@@ -54,8 +110,10 @@ def fast_export(module: nn.Module) -> Iterator[None]:
             pass
         else:
             around.enter_context(_use_lazy_graph_module(True))
+            around.enter_context(patched(LAZY_PROGRAM))
         few = longest_module_list(module) <= _MAX_UNCACHED_LAYERS
-        around.enter_context(patched(NO_STACK_TRACES, NO_TENSOR_METADATA, *([NO_FAKE_TENSOR_CACHE] if few else [])))
+        skipped = (NO_STACK_TRACES, NO_TENSOR_METADATA, NO_UNBACKED_BINDINGS, NO_GRAD_SETTINGS)
+        around.enter_context(patched(*skipped, *([NO_FAKE_TENSOR_CACHE] if few else [])))
         yield
 
 

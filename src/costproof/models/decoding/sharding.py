@@ -304,6 +304,8 @@ class Shards:
 
         Branches: in a decode step another rank may keep the new token.
         """
+        if not self.cp_plan:
+            return part
         from costproof.analytic.attention import Attention
         from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
         from costproof.analytic.linear import Linear
@@ -311,8 +313,6 @@ class Shards:
         from costproof.analytic.shared_sequence import AttentionOfParts, RingAttention, StepOfHeads, UlyssesAttention
 
         local, *others = part.layers
-        if not self.cp_plan:
-            return part
         if call.past == CONTEXT and not self.keeps:
             match part.role.removeprefix("text.layer.attention."), local:
                 case "v", Linear():
