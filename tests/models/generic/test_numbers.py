@@ -217,7 +217,8 @@ def test_images_in_patches(module: nn.Module, shapes: dict[str, tuple[int, ...]]
 
 class Reads(nn.Module):
     def forward(self, x: torch.Tensor, grid: KnownIntegers) -> torch.Tensor:
-        return x + (grid.prod(-1) - torch.ones(1, device=grid.device))
+        read: torch.Tensor = grid.prod(-1) - torch.ones(1, device=grid.device)
+        return x + read
 
 
 def test_numbers_in_a_wrapper_move_with_its_tensors() -> None:
