@@ -87,6 +87,7 @@ def test_ops_lists_rules(tmp_path: Path) -> None:
     result = costproof("ops", "--filter", "*scaled_dot*", cwd=tmp_path)
     assert result.code == 0
     assert "scaled_dot_product_attention" in result.stdout
+    assert all(line.endswith("(rules/attention.py)") for line in result.stdout.splitlines()[:-1])
     assert "linear" not in result.stdout.split()
 
 

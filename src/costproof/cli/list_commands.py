@@ -68,13 +68,18 @@ def ops(glob: str, capture: Path | None) -> int:
     """
     if capture is None:
         known = api.ops(glob)
-        owners = ("" if r.owner.startswith("costproof.") else f" (from {r.owner})" for r in known)
-        named = [(r.operator, r.summary + o) for r, o in zip(known, owners, strict=True)]
+        named = [(r.operator, f"{r.summary} ({_origin(r.owner)})") for r in known]
         emit(two_columns(named, terminal_width()) + f"{plural(len(known), 'operator')}\n", None)
         return EXIT_OK
     made = api.read(capture)
     emit(coverage_text(made, glob, terminal_width()), None)
     return EXIT_INCOMPLETE if any(x.unknown_ops for x in made.ledgers) else EXIT_OK
+
+
+def _origin(owner: str) -> str:
+    """Return the file of a rule of costproof, or the full name of another rule."""
+    room, *names = owner.removeprefix("costproof.opgraph.").split(".")
+    return f"{room}/{names[0]}.py" if owner.startswith("costproof.") else f"from {owner}"
 
 
 @click.command(
