@@ -71,7 +71,7 @@ FILES: Final[dict[str, dict[str, Any]]] = {
         "sinusoidal_pos_embds": True,
     },
     "llava, tied by its decoder, a layer from the front": {
-        "model_type": "llava", "image_token_index": 60, "vision_feature_layer": 1,
+        "model_type": "llava", "image_token_index": 60, "image_seq_length": 16, "vision_feature_layer": 1,
         "text_config": {"model_type": "llama", **SMALL, "tie_word_embeddings": True},
         "vision_config": {"model_type": "clip_vision_model", **ENCODER, "image_size": 28, "patch_size": 14},
     },

@@ -31,6 +31,7 @@ _UNREAD: Final = (
     ("clip_vision_model", "vocab_size", "a tower has no words"),
     ("deepseek_v2", "norm_topk_prob", "the class does not read it"),
     ("gemma2|gemma3_text", "query_pre_attn_scalar", "a constant of the scores"),
+    ("llava", "image_seq_length", "read by the processor; tokens of an image follow from its patches"),
     ("distilbert", "sinusoidal_pos_embds", "initial values of a table"),
 )
 """Model types (all, if empty), keys that a family does not pass to the class, and why differences cost nothing."""
