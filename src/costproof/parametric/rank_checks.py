@@ -129,6 +129,8 @@ def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
             every = workload.batch // mesh.dp * workload.text_tokens * symbols["text_topk"]
             yield Recount("", f"rank {rank} to all", "pairs", sum(sent), every)
             yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got[rank - first])
+            given = str(workload.inputs[PAIRS]).replace("+", ",").split(";")[rank].split(",")
+            yield Recount("", f"rank {rank} to {other}", "pairs as given", sent[i], int(given[i]))
 
 
 def _enumerated(mesh: Mesh) -> dict[int, dict[str, int]]:

@@ -30,7 +30,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, CostproofError, Incomplete, check_recounts, first_problem
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Recount, check_recounts, first_problem
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -111,6 +111,7 @@ def fits(
     several = devices is not None and (devices.count or 1) > 1
     if devices is not None and several and mesh.one and isinstance(target, str) and sharded(found.target) is not None:
         answer = _smallest_mesh(target, devices.count or 1, read, room)
+        check_recounts([Recount("memory", "devices", "number", answer.count, devices.count)])
     else:
         if devices is not None and several:
             devices.check(mesh)

@@ -48,7 +48,7 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded
-from costproof.ledger.errors import BadInput, check_recounts
+from costproof.ledger.errors import BadInput, Recount, check_recounts
 from costproof.ledger.mesh import PAIRS, RANK, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
@@ -126,8 +126,8 @@ def roofline(
         raise no_formulas_error()
     read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
     if (devices.count or 1) > 1 and read.baseline.workload.mesh.one and _splits(target, read):
-        spread = f"{target},tp={devices.count}"
-        read = read_operand(spread, config, rules=rules, trust_remote_code=trust_remote_code)
+        read = read_operand(f"{target},tp={devices.count}", config, rules=rules, trust_remote_code=trust_remote_code)
+        check_recounts([Recount("", "a run without a mesh", "tp", read.baseline.workload.mesh.tp, devices.count)])
     side = read.baseline
     check_whole(side)
     mesh = side.workload.mesh

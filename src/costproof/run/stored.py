@@ -102,13 +102,15 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
             scheme = target.stored.scheme(facts.model_type)
             readings = (library_reading(target.stored, model), scheme)
             tensors, by_rules = (list(stored_tensors(model, of)) for of in readings)
-            zeros = any(isinstance(rule.format, Gptq) and rule.format.zero_bias for rule in scheme.rules)
-            check_recounts(_param_recounts(facts.params, names.parameters, tensors, zeros=zeros))
+            further: list[StoredTensor] = []
             if next_token:
                 further, further_by_rules = (list(next_token_tensors(model, of, next_token)) for of in readings)
                 _check_further(tensors, further, next_token, attribute(model, "config").get_text_config())
                 tensors, by_rules = tensors + further, by_rules + further_by_rules
             _check_readings(tensors, by_rules)
+            own = tensors[: len(tensors) - len(further)]
+            zeros = any(isinstance(rule.format, Gptq) and rule.format.zero_bias for rule in scheme.rules)
+            check_recounts(_param_recounts(facts.params, names.parameters, own, zeros=zeros))
             assumed += (*scheme.assumed, *assumed_of_experts(model, tensors), *_not_stated(target, model, tensors))
     except UnknownFormat as error:
         raise Incomplete(
@@ -151,7 +153,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         tuple(left),
         headers,
     )
-    check_recounts(_recounts(made, more, facts.next_token_modules))
+    check_recounts(_recounts(made, more, facts.next_token_modules, sum(map(len, there.values()))))
     check_recounts(_further_recounts(attribute(model, "config", None), facts.model_type, facts.next_token_modules))
     return made
 
@@ -200,12 +202,13 @@ def _further_recounts(config: Any, model_type: str, found: int) -> Iterator[Reco
 _NUMBER_OF_LAYERS: Final = r"(num_)?(nextn_predict|mtp)_(num_hidden_)?layers"
 
 
-def _recounts(found: StoredCheckpoint, left: int, further: int) -> Iterator[Recount]:
+def _recounts(found: StoredCheckpoint, left: int, further: int, in_files: int) -> Iterator[Recount]:
     """Yield second counts of a checkpoint: its totals by the shapes of its parts, and its MTP modules.
 
     Args:
         left: MTP modules that are left out.
         further: MTP modules that the checkpoint has.
+        in_files: number of tensors in the headers.
     """
     elements, sizes = Counter[str](), Counter[str]()
     for part in found.parts:
@@ -226,6 +229,7 @@ def _recounts(found: StoredCheckpoint, left: int, further: int) -> Iterator[Reco
         more = found.headers.bytes - found.totals.bytes - sum(one.bytes for one in found.headers.differences)
         where = "layout and differences of headers"
         yield Recount("checkpoint", where, "bytes", more, max(0, more) if found.undetermined else 0)
+        yield Recount("checkpoint", "headers", "tensors", found.headers.tensors, in_files)
 
 
 def _others(model: nn.Module, model_type: str) -> list[str]:
