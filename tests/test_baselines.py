@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from costproof.compare.diff.diff import diff
-from costproof.ledger.baseline import Baseline, read_baseline
+from costproof.ledger.baseline import BASELINE, Baseline, read_baseline
 from costproof.views.numbers import exact
 from tests.baselines import FOLDER, Named, made, named
 from tests.support.running import costproof
@@ -53,6 +54,10 @@ def test_the_code_reproduces_the_baselines(target: str) -> None:
 
 def test_every_preset_has_a_baseline_and_nothing_else_has_one() -> None:
     assert {n.path.name for n in NAMED} == {p.name for p in FOLDER.iterdir()}, "make baselines"
+    # An older version would make the next `make baselines` change files that have nothing to do with a new family.
+    assert {json.loads(p.read_text())["schema_version"] for p in FOLDER.iterdir()} == {
+        "{}.{}".format(*BASELINE.version)
+    }
 
 
 def test_a_baseline_is_small() -> None:
