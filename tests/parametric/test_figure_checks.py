@@ -14,7 +14,7 @@ import pytest
 
 import costproof
 from costproof.estimate import links
-from costproof.estimate.arithmetic import FUSED
+from costproof.estimate.arithmetic import FUSED, Arithmetic
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Mesh, Schedule
@@ -26,12 +26,14 @@ from costproof.parametric.cache_checks import _in_use
 from costproof.parametric.memory_checks import graph_recounts
 from costproof.parametric.time_checks import run_schedule
 from costproof.run.capture import _padding
+from costproof.storage import formats
 
 settings: Any = settings_module
 estimate_module: Any = importlib.import_module("costproof.estimate.roofline")
 fits_module: Any = importlib.import_module("costproof.run.fits")
 layout_module: Any = importlib.import_module("costproof.tracers.stored_module")
 memory_module: Any = importlib.import_module("costproof.estimate.memory")
+mesh_module: Any = importlib.import_module("costproof.ledger.mesh")
 peaks_module: Any = importlib.import_module("costproof.run.peaks")
 report_module: Any = importlib.import_module("costproof.reports.roofline")
 roofline_module: Any = importlib.import_module("costproof.run.roofline")
@@ -286,6 +288,26 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
     "a ridge at half of the bandwidth": (
         _after(report_module, "_ridge", lambda of: 2 * of),
         lambda: report_module.device_line(costproof.roofline(LLAMA, on="h100-sxm")),
+    ),
+    "the largest matrix of all": (
+        _after(stored_module, "StoredCheckpoint", lambda of: replace(of, largest_matrix=of.largest_matrix + 1)),
+        lambda: costproof.stored("qwen3-30b-a3b"),
+    ),
+    "float32 attention at the peak of float32": (
+        (Arithmetic, "named", lambda self, dtype, kind: dtype), _roofline(f"{LLAMA},dtype=float32"),
+    ),
+    "inputs of fp8 that are integers": (
+        (formats.Fp8, "products", property(lambda self: "other")),
+        _roofline("deepseek-v3@chat,text_tokens=4,new_tokens=1,layers=4"),
+    ),
+    "devices that share a sequence": (
+        (roofline_module, "read_operand", lambda target, *of, right=roofline_module.read_operand, **given: right(
+            target.replace(",tp=", ",cp="), *of, **given)),
+        lambda: costproof.roofline(LLAMA, on="2xh100-sxm"),
+    ),
+    "pairs from the last rank on": (
+        _after(mesh_module, "pairs_of", lambda rows: rows[::-1]),
+        _roofline("qwen3-30b-a3b@chat,text_tokens=1,new_tokens=0,layers=1,batch=2,dp=2,ep=2,dispatch=all-to-all,pairs=6+2;3+5"),
     ),
     "rows without a past": (
         _after(settings, "_written", lambda row: (row[0], 0, *row[2:])), lambda: settings.rows_of("5, 2x1+7", "last"),

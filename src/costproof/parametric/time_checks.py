@@ -51,6 +51,7 @@ from costproof.models.native import stored_formulas
 from costproof.models.target import WithFormulas, WithStorage, sharded
 from costproof.parametric.rank_checks import EXCHANGED
 from costproof.parametric.targets import evaluate_formulas
+from costproof.weights.library_reading import products_stated
 
 # --- Parts of the model one after another ---------------------------------------------------------------------------
 
@@ -149,6 +150,17 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     yield Recount(stage.id, "floor", "bytes", stage.floor.bytes or 0, max(0, floor))
 
 
+def _named_again(arithmetic: Arithmetic, dtype: str, kind: str) -> str:
+    """Return again the dtype whose peak bounds the products of an operator kind."""
+    if arithmetic.instead is not None:
+        return arithmetic.instead.get(dtype, dtype)
+    if dtype == "float32" and (
+        "conv" in kind or {"lstm", "gru", "rnn_tanh", "rnn_relu"}.intersection(kind.split(".")[-2:])
+    ):
+        return CONVOLUTION  # torch lets these multiply in TF32
+    return FUSED if dtype == "float32" and "attention" in kind else dtype
+
+
 def _whole_recounts(counts: Folded, stage: StageBound, of: Roof, arithmetic: Arithmetic) -> Iterator[Recount]:
     """Yield the time of all headline FLOPs, each at the peak of its dtype, and of compulsory bytes; none is spared."""
     rates, compute, moved = {**of.peaks, of.math: of.flops}, Fraction(0), 0
@@ -162,7 +174,7 @@ def _whole_recounts(counts: Folded, stage: StageBound, of: Roof, arithmetic: Ari
             if rest < 0:
                 return
             for dtype, flops in (*others.items(), (arithmetic.run, rest)):
-                if (rate := rates.get(arithmetic.named(dtype, kind))) is not None:
+                if (rate := rates.get(_named_again(arithmetic, dtype, kind))) is not None:
                     compute += Fraction(flops, rate)
     if FLOOR in counts.metrics:
         found = stage.floor if stage.full is None else stage.full
@@ -192,6 +204,8 @@ def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> 
             held[n.module] = own["weight_bytes"], own["resident_bytes"] - own["buffer_bytes"]
     model_type = str(attribute(attribute(model, "config", None), "model_type", ""))
     formats = {rule.format.products for rule in model.stored.scheme(model_type).rules}
+    if (stated := products_stated(model.stored.described)) is not None:
+        yield Recount("checkpoint", "quantised weights", f"products in {sorted(formats)}", formats == stated, True)
     flops: Counter[str] = Counter()
     for n in nodes:
         if (values := calls.get((n.stage, n.invocation))) is None:
@@ -558,7 +572,7 @@ def _least_compute(cost: Mapping[str, Fraction], kind: str, of: Roof, arithmetic
     others = [dtype for dtype in ARITHMETIC if cost[f"{dtype}_flops"]]
     if len(others) > 1 or (others and not cost["flops"] == cost[KEPT_FLOPS] == cost[f"{others[0]}_flops"]):
         return None
-    rate = rates.get(arithmetic.named([*others, arithmetic.run][0], kind))
+    rate = rates.get(_named_again(arithmetic, [*others, arithmetic.run][0], kind))
     return (cost[KEPT_FLOPS] - cost[SKIPPABLE]) / rate if rate else Fraction(0)
 
 

@@ -111,7 +111,7 @@ def fits(
     several = devices is not None and (devices.count or 1) > 1
     if devices is not None and several and mesh.one and isinstance(target, str) and sharded(found.target) is not None:
         answer = _smallest_mesh(target, devices.count or 1, read, room)
-        check_recounts([Recount("memory", "devices", "number", answer.count, devices.count)])
+        check_recounts([Recount("memory", "devices", "number", answer.count or 0, devices.count or 0)])
     else:
         if devices is not None and several:
             devices.check(mesh)

@@ -127,7 +127,7 @@ def roofline(
     read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
     if (devices.count or 1) > 1 and read.baseline.workload.mesh.one and _splits(target, read):
         read = read_operand(f"{target},tp={devices.count}", config, rules=rules, trust_remote_code=trust_remote_code)
-        check_recounts([Recount("", "a run without a mesh", "tp", read.baseline.workload.mesh.tp, devices.count)])
+        check_recounts([Recount("", "a run without a mesh", "tp", read.baseline.workload.mesh.tp, devices.count or 0)])
     side = read.baseline
     check_whole(side)
     mesh = side.workload.mesh

@@ -154,6 +154,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         headers,
     )
     check_recounts(_recounts(made, more, facts.next_token_modules, sum(map(len, there.values()))))
+    largest = sorted(tensor.stands_for for tensor in tensors)[-1:]
+    check_recounts([Recount("checkpoint", "quantised weights", "largest matrix", made.largest_matrix, sum(largest))])
     check_recounts(_further_recounts(attribute(model, "config", None), facts.model_type, facts.next_token_modules))
     return made
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -26,6 +26,49 @@ if TYPE_CHECKING:
     from torch import nn
 
 Settings = Mapping[str, Any]
+
+
+def products_stated(described: str) -> frozenset[str] | None:
+    """Return the dtypes of products from what quantisation settings state about inputs; ``None`` if nothing is known.
+
+    They are named as by ``Format.products``: empty if inputs stay in the dtype of the run.
+
+    Args:
+        described: the settings as JSON, as in :class:`~costproof.weights.stored.Stored`.
+    """
+    every = list(_pairs(json.loads(described or "{}")))
+    stated = {key: str(value).lower() for key, value in reversed(every) if isinstance(value, (str, bool))}
+    if algorithm := stated.get("quant_algo"):
+        return {"fp8": frozenset({"float8"}), "nvfp4": frozenset({"other"})}.get(algorithm)
+    match stated.get("quant_method", "").replace("_", "-"):
+        case "fp8":
+            return frozenset({"float8"})
+        case "bitsandbytes":
+            return frozenset({"other" if "true" in (stated.get("load_in_8bit"), stated.get("_load_in_8bit")) else ""})
+        case "torchao":
+            kind = stated.get("_type", "")
+            return frozenset({("other" if "int8" in kind else "float8") if "dynamicactivation" in kind else ""})
+        case "gptq" | "awq" | "mxfp4":
+            return frozenset({""})
+        case "compressed-tensors":
+            groups = [group for key, found in every if key == "config_groups" for group in found.values()]
+            return frozenset(_of_inputs(group, stated.get("format")) for group in groups)
+    return None
+
+
+def _pairs(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of all objects in settings, the outer ones first."""
+    inner = settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ()
+    yield from settings.items() if isinstance(settings, dict) else ()
+    for value in inner:
+        yield from _pairs(value)
+
+
+def _of_inputs(group: Settings, usual: str | None) -> str:
+    weights, layout = group.get("weights") or {}, group.get("format") or usual
+    if group.get("input_activations") is None or layout in ("pack-quantized", "mxfp4-pack-quantized"):
+        return ""
+    return "float8" if (weights.get("type"), weights.get("num_bits")) == ("float", 8) else "other"
 
 
 @dataclass(frozen=True, slots=True)
