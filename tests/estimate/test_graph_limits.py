@@ -202,18 +202,25 @@ def test_a_run_that_the_model_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert [(p.at, p.bytes) for p in found.points] == [(1_000, 100 + 8 * 2 * 1_000)]  # the last that is accepted
 
 
-def test_without_an_accepted_value_below_the_run_itself_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_accepted_value_below_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A class that takes texts of 5 tokens and more; 16 bytes a token, and room for 3, then for none."""
 
     def check(_: Toy, workload: Workload) -> None:
         if workload.text_tokens < 5:
             raise BadInput("too short a text")
 
+    form = CallPeaks("prefill", "prompt", "", None, None, form="8*B*S")
     monkeypatch.setattr(Toy, "check", check)
-    for room, at in ((100 + 16 * 3, 4), (100 + 15, 1)):
-        found = limit(monkeypatch, "text_tokens", room)
-        assert (found.outcome, found.at, found.why) == ("refused", at, "too short a text")
-        assert [(p.at, p.bytes) for p in found.points] == [(10, 100 + 16 * 10)]
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", lambda *_: (form,))
+    monkeypatch.setattr(
+        "costproof.tracers.peaks.calls.released_peaks", lambda _, at: {"prefill": 8 * at.batch * at.text_tokens}
+    )
+    workload = Workload("custom", text_tokens=10, new_tokens=0, batch=2)
+    for room in (100 + 16 * 3, 100 + 15):
+        run = GraphRun(cast(Exportable, Toy()), workload, Ledger("static", (), (), ()))
+        for found in (limit(monkeypatch, "text_tokens", room), *run.live_limit("text_tokens", 100, room)):
+            assert (found.outcome, found.at, found.why) == ("from", 5, "")
+            assert [(p.at, p.bytes) for p in found.points] == [(5, 100 + 16 * 5)]
 
 
 def test_beyond_the_conditions_of_an_export_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:

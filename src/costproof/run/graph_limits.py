@@ -85,11 +85,13 @@ class GraphRun:
                 yield MemoryLimit(setting, "weights and cache", "never", None, here)
                 return
             points = tuple(MemoryPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0)
-            if why := self._refusal(setting, at):
-                last = self._last_accepted(setting, at)
-                here = (MemoryPoint(last, held + self._cache(setting, last)),) if last else here
+            if (why := self._refusal(setting, at)) and (last := self._last_accepted(setting, at)):
+                here = (MemoryPoint(last, held + self._cache(setting, last)),)
                 yield MemoryLimit(setting, "weights and cache", "refused", at, here, why)
                 return
+            if why:  # no accepted value fits
+                at = self._first_accepted(setting, at)
+                points = (MemoryPoint(at, held + self._cache(setting, at)),)
             self._check_graphs(setting, [p.at for p in points])
         except _NotKnownError as error:
             yield MemoryLimit(setting, "weights and cache", "not solved", None, here, str(error))
@@ -124,6 +126,9 @@ class GraphRun:
             return
         try:
             found, points = self._first_over(setting, room - lasting)
+            if not points:  # no accepted value fits
+                found = self._first_accepted(setting, found)
+                points = (MemoryPoint(found, max(self.graph_peaks(self._at(setting, found)).values())),)
         except (_NotKnownError, Incomplete) as error:
             why = error.line if isinstance(error, Incomplete) else str(error)
             yield MemoryLimit(setting, held, "not solved", None, (), why)
@@ -225,6 +230,14 @@ class GraphRun:
             middle = (low + high + 1) // 2
             low, high = (low, middle - 1) if self._refusal(setting, middle) else (middle, high)
         return low
+
+    def _first_accepted(self, setting: str, refused: int) -> int:
+        """Return the smallest accepted setting value above a refused one that is below the run's own value."""
+        own: int = getattr(self.workload, setting)
+        while own - refused > 1:
+            middle = (refused + own) // 2
+            refused, own = (middle, own) if self._refusal(setting, middle) else (refused, middle)
+        return own
 
     def graph_peaks(self, workload: Workload) -> dict[str, int]:
         """Return :func:`graph_peaks` of this run with the batch and the tokens of a workload, memoized."""
