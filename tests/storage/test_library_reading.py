@@ -16,7 +16,7 @@ from costproof.models.target import WithFormulas
 from costproof.run.stored import ReadingsDiffer, stored
 from costproof.storage import scheme
 from costproof.tracers import headers, stored_module
-from costproof.weights.library_reading import LibraryReading, library_reading
+from costproof.weights.library_reading import LibraryReading, library_reading, products_stated
 from costproof.weights.stored import Stored
 from tests.storage.test_quantised_libraries import LIBRARIES, REFUSED, module
 from tests.storage.test_quantised_libraries import scheme as by_rules
@@ -204,3 +204,24 @@ def test_settings_that_a_library_does_not_read_are_unknown(settings: dict[str, A
     reading = LibraryReading(settings["quant_method"], settings)
     with pytest.raises(scheme.UnknownFormat, match="its library does not read"):
         reading.format_of(scheme.LinearModule("model.layers.0.mlp.up_proj", columns=64, rows=64))
+
+
+FP8_INPUTS = {"weights": {"type": "float"}, "input_activations": {"num_bits": 8}, "targets": ["Linear"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS}}, {"float8"}),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {"input_activations": {}}}}, {""}),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {"targets": []}}}, set()),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {"weights": {"type": "int"}}}},
+         {"other"}),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": 1, "load_in_8bit": True}, {""}),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"other"}),
+        ({"quantization": {"quant_algo": "NVFP4"}}, {"other"}),
+        ({"bits": 4, "group_size": 64}, None),
+    ],
+)  # fmt: skip
+def test_products_follow_from_what_is_said_of_inputs(settings: dict[str, Any], expected: set[str] | None) -> None:
+    assert products_stated(json.dumps({"quantization_config": settings})) == expected

@@ -191,7 +191,7 @@ def _collective(kind: str, *parts: str) -> Callable[[ClaimTerm], bool]:
 
 
 def _all_reduce(stated: str, what: str) -> Mistake:
-    """Return the mistake of counting an all-reduce of M bytes among n ranks as ``stated``: an expression in both.
+    """Return the known mistake of counting an all-reduce of M bytes as ``stated``, an expression in M and n ranks.
 
     Sums along ``cp`` are those of attention to the parts of a sequence.
     """

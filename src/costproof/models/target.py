@@ -105,9 +105,9 @@ class Uncut(WithFormulas, Protocol):
 
 
 DATA_COPIES: Final = "copies of data-parallel ranks"
-"""Name, in sums over ranks, of costs that ranks along ``dp`` and ``fsdp`` duplicate."""
+"""Cause in sums over ranks: costs that each rank along ``dp`` and ``fsdp`` has again."""
 SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
-"""Name, in a :class:`Sharing` and in sums over ranks, of costs that ranks along ``cp`` duplicate."""
+"""Cause in a :class:`Sharing` and in sums over ranks: costs that each rank along ``cp`` has again."""
 
 
 class Sharing(Protocol):

@@ -131,12 +131,12 @@ def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
 
 
 def _behind_band(grid: ScoreGrid, unequal: bool) -> bool:
-    """Return whether there may be keys before, or after, those that the band of any query has."""
+    """Return whether keys may lie outside of the bands of all queries: before them, or after them."""
     return unequal and (grid.left if grid.at_end else grid.right) is not None
 
 
 def _may_hide_keys(grid: ScoreGrid, kept: Size | None) -> bool:
-    """Return again, from pairs in small matrices, whether a fused call may have keys that no query sees.
+    """Return whether a fused call may have keys that no query attends to, by brute force over small matrices.
 
     Args:
         kept: number of pairs that the mask keeps; ``None``: unknown.
@@ -151,7 +151,7 @@ def _may_hide_keys(grid: ScoreGrid, kept: Size | None) -> bool:
 
 @cache
 def _hides_in_small(left: int | None, right: int | None, *, at_end: bool, square: bool) -> bool:
-    """Return whether a band hides a key from all queries in some matrix of at most 3 x 8."""
+    """Return whether some matrix of at most 3 queries by 8 keys has a key that its band hides from all queries."""
     for queries, keys in product(range(1, 4), range(1, 9)):
         shift = keys - queries if at_end else 0
         seen = {

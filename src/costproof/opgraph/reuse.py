@@ -130,15 +130,16 @@ def avoidable_recounts(
 
 
 def _in_numbers(size: Size) -> int:
-    """Return a size in which each symbol is 60, a number that usual group sizes divide."""
+    """Return the value of a size at 60 for every symbol, so that divisions by small factors have no remainder."""
     return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, 60)))
 
 
 def hidden_again(costed: CostedGraph, kept: Mapping[int, KeptWork], hidden: frozenset[str]) -> frozenset[str]:
-    """Return the tensors that :func:`.account.hidden_reads` must have found, each from all operators that read it.
+    """Return again the tensors that are read only as keys or values, deciding for each from all its readers.
 
     Args:
-        hidden: its result, which decides whether a copy is hidden, and tensors that an operator overwrites.
+        hidden: the result of :func:`.account.hidden_reads`, which decides whether a copy is hidden, and tensors that
+            an operator overwrites.
     """
     graph, overwritten = costed.graph, set[str]()
     returned = {v.id for v in graph.outputs}.difference(v.id for v in graph.cache_outputs)

@@ -234,9 +234,10 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
 
 
 def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
-    """Yield what ranks hold or do again, by cause: from ranks that differ along an axis only, and by names of modules.
+    """Yield second counts of the costs that several ranks have, by cause.
 
-    Names of modules decide along ``tp``. What is left of a step's work along ``cp`` has one cause.
+    Copies along ``dp`` and ``cp`` follow from ranks that differ along one axis only, copies along ``tp`` from the names
+    of modules. What is left of a step's work along ``cp`` has one cause.
     """
     mesh, held = workload.mesh, {rank: row.stages[""] for row in found.ranks for rank in row.ranks}
     of = {(d.what, d.metric): d.amount for d in found.duplicates if not d.stage}
@@ -357,9 +358,10 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
 def _along_stages(
     found: Parallel, workload: Workload, undivided: Mapping[str, Mapping[str, int]], symbols: Mapping[str, int]
 ) -> Iterator[Recount]:
-    """Yield what the pipeline stages exchange: as a rank that has all layers, and each stage's result but the last's.
+    """Yield second counts of the communication of all pipeline stages together.
 
-    Gathers of parameters, which each stage begins with its own, are as large as all parts of them.
+    It is that of a rank with all layers, and the hidden states that each stage but the last sends. Gathers of
+    parameters, which each stage begins with its own, are as large as all parts of them.
     """
     mesh, costs = workload.mesh, {rank: row.stages for row in found.ranks for rank in row.ranks}
     state = workload.own_batch * symbols.get("text_hidden", 0) * FLOAT_BYTES[workload.dtype]
@@ -404,7 +406,7 @@ def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
 
 
 def _axis(c: Collectives, mesh: Mesh) -> str:
-    """Return the mesh axis, or combination of axes, of a collective, by its kind and its module's name."""
+    """Return the mesh axes along which the ranks of a collective differ, from its kind and the name of its module."""
     leaf = c.module.rpartition(".")[2]
     if mesh.fsdp > 1 and leaf in ("*", "(root)"):  # before a layer, and before the model
         return "fsdp" if mesh.cp == 1 else FSDP_CP

@@ -129,6 +129,10 @@ class GraphRun:
             if not points:  # no accepted value fits
                 found = self._first_accepted(setting, found)
                 points = (MemoryPoint(found, max(self.graph_peaks(self._at(setting, found)).values())),)
+                if points[0].bytes <= room - lasting:
+                    raise _NotKnownError(
+                        f"its graph at {found:,}, the first accepted value, contradicts that of others"
+                    )
         except (_NotKnownError, Incomplete) as error:
             why = error.line if isinstance(error, Incomplete) else str(error)
             yield MemoryLimit(setting, held, "not solved", None, (), why)

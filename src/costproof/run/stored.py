@@ -163,7 +163,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
 def _param_recounts(
     found: int, names: Collection[str], tensors: Iterable[StoredTensor], *, zeros: bool
 ) -> Iterator[Recount]:
-    """Yield the parameters of a model from its stored tensors, without biases of zeros, and the number of these.
+    """Yield second counts of the parameters, and of the zero biases that a format adds, from the stored tensors.
 
     Args:
         found: the number of parameters.

@@ -29,9 +29,9 @@ Settings = Mapping[str, Any]
 
 
 def products_stated(described: str) -> frozenset[str] | None:
-    """Return the dtypes of products from what quantisation settings state about inputs; ``None`` if nothing is known.
+    """Return the dtypes in which quantised layers multiply, according to their settings; ``None`` if unknown.
 
-    They are named as by ``Format.products``: empty if inputs stay in the dtype of the run.
+    They are named as by ``Format.products``: empty if inputs are not quantised and weights are unpacked.
 
     Args:
         described: the settings as JSON, as in :class:`~costproof.weights.stored.Stored`.
@@ -44,7 +44,8 @@ def products_stated(described: str) -> frozenset[str] | None:
         case "fp8":
             return frozenset({"float8"})
         case "bitsandbytes":
-            return frozenset({"other" if "true" in (stated.get("load_in_8bit"), stated.get("_load_in_8bit")) else ""})
+            four = any(value for key, value in every if key.removeprefix("_") == "load_in_4bit")
+            return frozenset({"" if four else "other"})
         case "torchao":
             kind = stated.get("_type", "")
             return frozenset({("other" if "int8" in kind else "float8") if "dynamicactivation" in kind else ""})
@@ -52,12 +53,13 @@ def products_stated(described: str) -> frozenset[str] | None:
             return frozenset({""})
         case "compressed-tensors":
             groups = [group for key, found in every if key == "config_groups" for group in found.values()]
-            return frozenset(_of_inputs(group, stated.get("format")) for group in groups)
+            named = {name: group for group in groups for name in group.get("targets") or ()}  # the last one counts
+            return frozenset(_of_inputs(group, stated.get("format")) for group in named.values())
     return None
 
 
 def _pairs(settings: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of all objects in settings, the outer ones first."""
+    """Yield the (key, value) pairs of all nested objects in settings, outer objects first."""
     inner = settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ()
     yield from settings.items() if isinstance(settings, dict) else ()
     for value in inner:
@@ -66,9 +68,9 @@ def _pairs(settings: Any) -> Iterator[tuple[str, Any]]:
 
 def _of_inputs(group: Settings, usual: str | None) -> str:
     weights, layout = group.get("weights") or {}, group.get("format") or usual
-    if group.get("input_activations") is None or layout in ("pack-quantized", "mxfp4-pack-quantized"):
+    if not group.get("input_activations") or layout in ("pack-quantized", "mxfp4-pack-quantized"):
         return ""
-    return "float8" if (weights.get("type"), weights.get("num_bits")) == ("float", 8) else "other"
+    return "float8" if (weights.get("type"), weights.get("num_bits", 8)) == ("float", 8) else "other"
 
 
 @dataclass(frozen=True, slots=True)
