@@ -298,7 +298,7 @@ def test_what_no_key_states_of_a_checkpoint_is_said(tmp_path: Path) -> None:
     }  # fmt: skip
     for modules, left in (
         (0, []),
-        (2, ["2 MTP modules (num_nextn_predict_layers), which --mtp counts"]),
+        (2, ["2 MTP modules (num_nextn_predict_layers), which costproof stored --mtp counts"]),
     ):
         file.write_text(json.dumps({**deepseek, "num_nextn_predict_layers": modules}), encoding="utf-8")
         found = stored(f"hf:{file}")

@@ -85,9 +85,13 @@ def test_elements_of_checkpoints_with_a_module_for_further_tokens(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(GLM_AIR), encoding="utf-8")
     glm = f"hf:{tmp_path / 'config.json'}"
     assert [stored(glm, next_token=n).totals.elements for n in (1, 0)] == [110_468_824_832, 106_852_251_264]
+    # Without the 128 corrections of the router, which are buffers, in the module and 45 of the 46 layers; with biases.
+    assert stored(glm, next_token=1).params == 110_468_824_832 - 46 * 128
+    # Anchor: 684,489,845,504 with the 256 corrections of 58 layers and of the module.
+    assert stored("deepseek-v3", next_token=1).params == 684_489_845_504 - 59 * 256
     qwen = configuration(tmp_path, "Qwen3-Next-80B-A3B", None)
     assert stored(qwen, next_token=1).totals.elements == 81_324_862_720
-    assert stored(qwen).left_out == ("1 MTP module, which --mtp counts",)
+    assert stored(qwen).left_out == ("1 MTP module, which costproof stored --mtp counts",)
 
 
 NEXT = {

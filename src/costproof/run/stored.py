@@ -89,7 +89,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     if files is not None:
         there = {files.name: read_header(files)} if files.is_file() else read_checkpoint(files)
     packed = [name for name in there if name.endswith(".gguf")]
-    names, assumed = model_names(model), list[str]()
+    names, assumed, params = model_names(model), list[str](), facts.params
     try:
         if packed:
             if next_token:
@@ -105,7 +105,10 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
             further: list[StoredTensor] = []
             if next_token:
                 further, further_by_rules = (list(next_token_tensors(model, of, next_token)) for of in readings)
-                _check_further(tensors, further, next_token, attribute(model, "config").get_text_config())
+                params += _params_of(further, names.parameters)
+                text = attribute(model, "config").get_text_config()
+                again = _check_further(tensors, further, next_token, text, names.parameters)
+                check_recounts([Recount("checkpoint", "MTP modules", "parameters", params - facts.params, again)])
                 tensors, by_rules = tensors + further, by_rules + further_by_rules
             _check_readings(tensors, by_rules)
             own = tensors[: len(tensors) - len(further)]
@@ -121,7 +124,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     undetermined = tuple(dict.fromkeys(text for of in quantised for text in of.undetermined()))
     more = max(0, facts.next_token_modules - next_token)
     key = f" ({facts.next_token_key})" if facts.next_token_key else ""
-    how = "of which a GGUF file has no derived layout" if packed else "which --mtp counts"
+    how = "of which a GGUF file has no derived layout" if packed else "which costproof stored --mtp counts"
     if others := _others(model, facts.model_type):
         left = [f"MTP modules ({', '.join(others)}), whose layout is not known"]
     else:
@@ -142,7 +145,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         target.name,
         "gguf" if packed else scheme.method,
         tuple(formats),
-        facts.params,
+        params,
         next_token,
         totals(tensors),
         parts_of(tensors),
@@ -158,6 +161,22 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     check_recounts([Recount("checkpoint", "quantised weights", "largest matrix", made.largest_matrix, sum(largest))])
     check_recounts(_further_recounts(attribute(model, "config", None), facts.model_type, facts.next_token_modules))
     return made
+
+
+def _params_of(further: Iterable[StoredTensor], names: Collection[str]) -> int:
+    """Return the number of parameters of MTP modules.
+
+    Args:
+        names: the names of the model's parameters; a bias that no layer of the model has is one that a format adds.
+    """
+    inside = {re.split(r"\.\d+\.", name, maxsplit=1)[-1] for name in names}
+    counted = (
+        tensor
+        for tensor in further
+        if tensor.purpose == "weight"
+        or (tensor.purpose == "bias" and re.split(r"\.\d+\.", tensor.name, maxsplit=1)[-1] in inside)
+    )
+    return sum(tensor.count * (tensor.stands_for or prod(tensor.shape)) for tensor in counted)
 
 
 def _param_recounts(
@@ -311,7 +330,9 @@ Qwen3-Next, MiMo-7B.
 """
 
 
-def _check_further(main: Iterable[StoredTensor], further: Iterable[StoredTensor], modules: int, config: Any) -> None:
+def _check_further(
+    main: Iterable[StoredTensor], further: Iterable[StoredTensor], modules: int, config: Any, names: Collection[str]
+) -> int:
     """Compare MTP modules with published checkpoint headers, independently of the code that derived their layout.
 
     Each has what :data:`_FURTHER` says, and as many weights in each part as the last layer with attention (not linear),
@@ -348,6 +369,10 @@ def _check_further(main: Iterable[StoredTensor], further: Iterable[StoredTensor]
             "MTP modules (--mtp) differ from those in published headers", where=differing,
             expected=f"{expected[differing]:,} weights", got=f"{got[differing]:,}", fix=_REPORT,
         )  # fmt: skip
+    copied = f".layers.{max(mixed or attends)}."
+    biases = sum(prod(tensor.shape) for tensor in main if copied in tensor.name and tensor.name.endswith(".bias")
+                 and tensor.name in names)  # fmt: skip
+    return expected.total() + modules * biases
 
 
 def _weights(tensors: Iterable[StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
