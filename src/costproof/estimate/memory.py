@@ -227,6 +227,15 @@ class Fits:
         return KV_DTYPE not in self.workload.inputs
 
     @property
+    def is_most_exact(self) -> bool:
+        """Return whether :attr:`most_bytes` is exact, and not an upper bound.
+
+        At the live peak, a kernel may or may not have a matrix unpacked, and the blocks of a cache are partly in it.
+        """
+        exact = self.live_bytes is not None and self.is_live_exact
+        return exact and not self.unpacked_bytes and self.blocked_live_bytes is None
+
+    @property
     def planned_cache_bytes(self) -> int | None:
         """Return the cache bytes to plan for: those of its blocks, or without blocks those at the end of the run."""
         return self.cache_bytes if self.held_cache_bytes is None else self.held_cache_bytes

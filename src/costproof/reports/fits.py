@@ -10,7 +10,7 @@ from typing import Final
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory
 from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.plural import plural
-from costproof.ledger.workload import KV_BLOCK, TargetInfo, cache_counted, counted_line, quantised_clause
+from costproof.ledger.workload import KV_BLOCK, KV_DTYPE, TargetInfo, cache_counted, counted_line, quantised_clause
 from costproof.reports.document import (
     Block,
     Code,
@@ -39,13 +39,17 @@ ACTIVATIONS: Final = (
     "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage, and "
     "beside it all that the operators of one layer of each kind take and make."
 )
+_EXACT: Final = "The live peak is exact: "
 LIVE: Final = (
-    "The live peak is exact: a formula of the tensors that a stage holds at once, its cache included. Each is released "
+    f"{_EXACT}a formula of the tensors that a stage holds at once, its cache included. Each is released "
     "after its last reader, as an exported graph does; a module that Python runs holds some of them longer."
 )
 OF_GRAPH: Final = (
-    "The live peak is exact: the tensors that the exported graph of a stage holds at once, its cache included. Each is "
+    f"{_EXACT}the tensors that the exported graph of a stage holds at once, its cache included. Each is "
     "released after its last reader; a module that Python runs holds some of them longer."
+)
+AT_PEAK: Final = (
+    "That a kernel has the largest matrix unpacked at the live peak is assumed, so the sum is an upper bound."
 )
 UNBOUNDED: Final = "Only formulas bound activations, and here are none: a capture with --peaks says what is held."
 PEAKS_AT_ONCE: Final = "the peaks of all stages at once"
@@ -167,19 +171,23 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
         ("cache when the run ends", found.cache_bytes),
         *(blocks if found.held_cache_bytes is not None else ()),
         ("weights, buffers and cache", found.certain_bytes),
-        *(bounds if found.live_bytes is None else (("live peak, cache included", found.live_bytes),)),
+        *(bounds if found.live_bytes is None else ((f"live peak, cache included{_at_most(found)}", found.live_bytes),)),
         *(blocked_peak if found.blocked_live_bytes is not None else ()),
         *(() if found.unpacked_bytes is None else ((_transient(found), found.unpacked_bytes),)),
         *(
             (("all of these", found.bound_bytes),)
             if found.live_bytes is None
-            else (("weights, buffers and live peak", found.most_bytes),)
+            else ((f"weights, buffers and live peak{'' if found.is_most_exact else ', at most'}", found.most_bytes),)
         ),
         *(() if found.peak_bytes is None else peaks),
         *((("left to the runtime, by --reserve", found.reserve_bytes),) if found.reserve_bytes else ()),
         ("memory" if not found.reserve_bytes else "memory without that", found.memory_bytes),
     )
     return [(*_labelled(found, _all_held(found, name)), exact(value), human(value, "B")) for name, value in named]
+
+
+def _at_most(found: Fits) -> str:
+    return "" if found.is_live_exact else ", at most"
 
 
 def _all_held(found: Fits, text: str) -> str:
@@ -198,7 +206,7 @@ def _unknown_cache(found: Fits) -> bool:
 
 
 def _head(found: Fits) -> tuple[str, ...]:
-    first = STAGES if found.live_bytes is None else LIVE_STAGES
+    first = STAGES if found.live_bytes is None else (*LIVE_STAGES[:-1], LIVE_STAGES[-1] + _at_most(found))
     return first if found.peak_bytes is None else (*first, *PEAKS)
 
 
@@ -206,6 +214,10 @@ def _scope_sentences(found: Fits) -> list[str]:
     bounded = ACTIVATIONS if found.activations_bytes is not None else UNBOUNDED
     if found.live_bytes is not None:
         bounded = LIVE if found.live_source == "formula" else OF_GRAPH
+        if not found.is_live_exact:
+            cache = f"the cache in {found.workload.dtype}, not in {found.workload.inputs[KV_DTYPE]}"
+            bounded = bounded.replace(_EXACT, f"The live peak is an upper bound, since it has {cache}: ")
+        bounded += f" {AT_PEAK}" if found.unpacked_bytes and found.workload.mesh.fsdp == 1 else ""
     elif found.peak_bytes is not None:
         bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS} {bounded}"
     memory = None if found.device is None else found.device.memory
@@ -245,7 +257,11 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
                 check_recounts([Recount("", what, "fits", (_most(limit) or "") == exact(max(held)), True)])
         if setting in by_peak and (most := _most(by_peak[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
-            lines.append(f"{what}: {most}" + (f" (by the cache alone {alone})." if alone not in (None, most) else "."))
+            if found.is_most_exact:
+                further = f" (by the cache alone {alone})." if alone not in (None, most) else "."
+            else:
+                most, further = f"at least {most}", f", and by the cache alone {alone or 'not known'}."
+            lines.append(f"{what}: {most}{further}")
         elif found.rank is not None and setting in by_bound and (most := _most(by_bound[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
             lines.append(f"{what}: at least {most}, and by the cache alone {alone or 'not known'}.")
@@ -315,12 +331,16 @@ def limit_sentences(x: MemoryLimit, found: Fits) -> tuple[str, str]:
     sides = "; ".join(
         f"at {name} {exact(p.at)}: {exact(p.bytes)} {'>' if p.bytes > room else '≤'} {exact(room)} B" for p in x.points
     )
+    certain = x.held != "weights and live peak" or found.is_most_exact
     if x.outcome == "from":
-        return f"{held} do not fit from {name} {exact(x.at)} on", sides
+        return f"{held} {'do' if certain else 'may'} not fit from {name} {exact(x.at)} on", sides
     if x.outcome == "never":
         return f"{held} fit at every {name}", sides
     if x.outcome == "refused":
-        return f"{held} would not fit from {name} {exact(x.at)} on, which is refused: {x.why}", sides
+        return (
+            f"{held} {'would' if certain else 'might'} not fit from {name} {exact(x.at)} on, which is refused: {x.why}",
+            sides,
+        )
     return f"from which {name} on {held} do not fit is not solved: {x.why}", sides
 
 
