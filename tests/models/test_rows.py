@@ -501,6 +501,12 @@ STEP: Final = {
             '{"extend_input_len": 4, "prefix_lens": 3}\n{"extend_input_len": 5}\n',
             (BatchRow(4, 3), BatchRow(5)),
         ),
+        ("e.jsonl", '{"extend_input_len": 5, "prefix_len": 35}\n', (BatchRow(5, 35),)),
+        ("f.jsonl", '{"extend_input_len": 5, "cached_tokens": 35, "prompt_len": 40}\n', (BatchRow(5, 35),)),
+        ("g.jsonl", '{"num_scheduled_tokens": 5, "num_cached_tokens": 0}\n', (BatchRow(5),)),
+        ("h.csv", "\ufeffnew,past\n4,3\n", (BatchRow(4, 3),)),
+        # Lengths of a decode step include its token.
+        ("i.json", '{"forward_mode": "DECODE", "seq_lens": [9, 9, 1]}', (BatchRow(1, 8, count=2), BatchRow(1))),
     ],
 )
 def test_files_of_schedulers(name: str, content: str, rows: tuple[BatchRow, ...], tmp_path: Path) -> None:
@@ -517,6 +523,9 @@ def test_files_of_schedulers(name: str, content: str, rows: tuple[BatchRow, ...]
         ("a.json", json.dumps({**STEP, "scheduled_new_reqs": []}), "--rows, row 1"),
         ("b.json", '{"extend_seq_lens": [4, 4], "extend_prefix_lens": [0]}', "--rows, row 1"),
         ("c.jsonl", f"{json.dumps(STEP)}\n{json.dumps(STEP)}\n", "--rows, row 1"),
+        ("d.jsonl", '{"new": 5, "tokens_in_prefix": 35}\n', "--rows, row 1"),
+        ("e.json", '{"extend_seq_lens": [5], "context_lens": [35]}', "--rows, row 1"),
+        ("f.json", '{"forward_mode": "EXTEND", "seq_lens": [5]}', "--rows, row 1"),
     ],
 )
 def test_files_that_are_refused(name: str, content: str, where: str, tmp_path: Path) -> None:
@@ -534,6 +543,11 @@ def test_files_that_are_refused(name: str, content: str, where: str, tmp_path: P
         ("b.csv", f"new,past\n{'9' * 5_000},1\n", "{}"),  # above the digits that Python converts
         ("c.csv", f"new,past\n{'9' * 140_000},1\n", "{}"),  # above the field of Python's reader
         ("d.json", "[" * 100_000, "{}"),
+        ("e.csv", "", "{}"),
+        ("f.csv", "new,past\n", "{}"),
+        ("g.jsonl", "\n", "{}"),
+        ("h.json", "[]", "{}"),
+        ("i.json", '{"forward_mode": "DECODE", "seq_lens": []}', "{}"),
     ],
 )
 def test_tables_that_cannot_be_read_are_refused(name: str, content: str, where: str, tmp_path: Path) -> None:

@@ -328,3 +328,43 @@ def test_what_no_key_states_of_a_checkpoint_is_said(tmp_path: Path) -> None:
         file.write_text(json.dumps({**tied, **own}), encoding="utf-8")
         found = stored(f"hf:{file}")
         assert (found.assumed, found.left_out) == (assumed, missing)
+
+
+def test_gptq_of_some_modules_of_some_layers(tmp_path: Path) -> None:
+    """optimum's GPTQQuantizer packs the named modules, of the named stack of layers.
+
+    q_proj, 256 x 256 in groups of 128: 32,768 of words, 256 of zeros, 1,024 of scales, 1,024 of g_idx, 512 of biases;
+    down_proj, 512 x 256: 65,536, 512, 2,048, 2,048 and 512. The rest of a layer, in two bytes: keys, values and out
+    131,072 weights, gate and up 262,144, norms 512. Outside: 2 x 256,000 of tables and 256 of the norm.
+    """
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True}
+    some = {"modules_in_block_to_quantize": [["self_attn.q_proj"], ["mlp.down_proj"]]}
+    packed, outside = 35_584 + 70_656, 2 * (2 * 256_000 + 256)
+    expected = 2 * (packed + 2 * (131_072 + 262_144 + 512)) + outside
+    for block in (None, "model.layers"):
+        assert _stored(tmp_path, LLAMA, **gptq, **some, block_name_to_quantize=block).totals.bytes == expected
+    whole = 2 * 2 * (131_072 + 262_144 + 512 + 65_536 + 131_072) + outside
+    assert _stored(tmp_path, LLAMA, **gptq, block_name_to_quantize="model.other").totals.bytes == whole
+
+
+@pytest.mark.parametrize("settings", [
+    {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_convert": ["model.embed_tokens"]},
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "pack_dtype": "int8"},
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "modules_in_block_to_quantize": ["mlp.down_proj"]},
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "skip_layers": [0]},
+    {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "only_mlp": True},
+    {"quant_method": "torchao", "untie_embedding_weights": True,
+     "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {}}}},
+    {**_compressed((["Linear"], INT4), ignore=["lm_head"]), "transform_config": {"config_groups": {"u": {}}}},
+    {**_compressed((["Linear"], {**INT4, "codebook": 3}), ignore=["lm_head"])},
+])  # fmt: skip
+def test_settings_that_may_decide_and_are_not_read_leave_the_format_unknown(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(Incomplete, match="not known"):
+        _stored(tmp_path, LLAMA, **settings)
+
+
+def test_settings_that_decide_no_tensor_are_named(tmp_path: Path) -> None:
+    found = _stored(tmp_path, LLAMA, quant_method="fp8", weight_block_size=[128, 128], calibrated_by="somebody")
+    assert "calibrated_by in $.quantization_config changes no tensor" in found.assumed

@@ -93,6 +93,24 @@ def test_a_file_is_compared_tensor_by_tensor(tmp_path: Path) -> None:
     assert (down.tensors, down.bytes) == (2, 2 * 512 * 144)
 
 
+def test_fits_has_the_bytes_of_the_table(tmp_path: Path) -> None:
+    """Weights by hand as above; the largest matrix in blocks, 512 x 256, is unpacked to 2 bytes each.
+
+    A file without one of the tensors is no layout of this model, and no bytes of its weights.
+    """
+    target, file = configured(tmp_path, max_position_embeddings=1024), write(tmp_path, of_llama())
+    done = costproof("fits", target, "--memory", "10MB", "-f", "json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert (done.code, found["stored_bytes"]) == (0, size(of_llama()))
+    assert (found["stored_format"], found["unpacked_bytes"]) == ("GGUF F32, GGUF Q4_K, GGUF Q8_0", 2 * 512 * 256)
+    file.unlink()
+    write(tmp_path, {name: of for name, of in of_llama().items() if name != "blk.1.attn_q.weight"})
+    done = costproof("fits", target, "--memory", "10MB", "-f", "json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert (done.code, found["stored_bytes"]) == (3, None)
+    assert any("stored --files" in note for note in found["notes"])
+
+
 def test_modules_for_further_tokens_are_not_counted(tmp_path: Path) -> None:
     """The layout has none of their tensors, so a file states a total without them, and --mtp is refused."""
     target, file = configured(tmp_path, num_nextn_predict_layers=1_000), write(tmp_path, of_llama())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
@@ -93,7 +93,7 @@ def _stored_rows(text: str) -> tuple[BatchRow, ...]:
 
 
 def sequences_in(
-    given: Iterable[str | Mapping[str, Any]], names: Sequence[Collection[str]], *, every: bool
+    given: Iterable[str | Mapping[str, Any]], names: Sequence[Sequence[str]], *, every: bool
 ) -> Iterator[tuple[int, int, int, int]]:
     """Parse the text of batch rows a second time, and yield (number, new tokens, past, logits) of valid rows.
 
@@ -109,6 +109,8 @@ def sequences_in(
             many, _, new = size.rpartition("x")
             columns: list[Any] = [[many], [new], [context], [kept]]
         else:
+            if not any(one.get(name) for name in names[1]):  # a decode step of SGLang
+                one = {names[1][0]: [1] * len(one["seq_lens"]), names[2][0]: [n - 1 for n in one["seq_lens"]]}
             found: list[list[Any]] = [[one[n] for n in known if one.get(n) not in (None, "")][:1] for known in names]
             columns, tokens_of, past = [*found], found[1][0], found[2][0] if found[2] else None
             if isinstance(tokens_of, list):

@@ -317,10 +317,18 @@ _ROW: Final = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*(?:\+\s*(\d+))?\s*(?:/\s*(\d
 _SIZES: Final = re.compile(r"[1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*")
 _FORM: Final = "[COUNTx]NEW[+PAST][/LOGITS], as in 4096, 16x1+8000, 8x5+2000/all"
 _COUNTS: Final = ("count",)
-_NEW: Final = ("new", "new_tokens", "num_scheduled_tokens", "extend_input_len", "extend_seq_lens", "extend_lens")
-_BEFORE: Final = ("past", "past_tokens", "num_computed_tokens", "extend_prefix_lens", "prefix_lens")
+_NEW: Final = (
+    "new", "new_tokens", "num_scheduled_tokens", "extend_input_len", "extend_seq_len", "extend_seq_lens", "extend_lens",
+)  # fmt: skip
+_BEFORE: Final = (
+    "past", "past_tokens", "num_computed_tokens", "num_cached_tokens", "extend_prefix_len", "extend_prefix_lens",
+    "prefix_len", "prefix_lens", "cached_tokens",
+)  # fmt: skip
 _KEPT: Final = ("logits",)
 """Names of a row's numbers in a file; ``_NEW`` and ``_BEFORE`` end with those of vLLM's and SGLang's schedulers."""
+_PERHAPS_BEFORE: Final = re.compile(r"past|prefix|cache|comput|context", re.IGNORECASE)
+_NOT_BEFORE: Final = ("scheduled_cached_reqs", "num_common_prefix_blocks")
+"""Fields of vLLM's steps that state no number of tokens before the new ones."""
 
 
 def rows_of(text: str, chosen: Any) -> tuple[BatchRow, ...]:
@@ -341,6 +349,8 @@ def rows_of(text: str, chosen: Any) -> tuple[BatchRow, ...]:
     given = [*map(_written, parts)] if _is_written(text) else _of_file(parts)
     usual: Logits = chosen if chosen in ("all", "last") else "last"
     problems: list[CostproofError] = []
+    if not given:
+        raise BadInput("the file has no rows", where=text[:200], expected=_FORM)
     found: dict[tuple[int, int, int], int] = {}
     for number, row in enumerate(given, 1):
         with collect_problems(problems):
@@ -421,7 +431,7 @@ def _checked(row: _Numbers | str, where: str, usual: Logits) -> tuple[int, int, 
 
 def _filed(path: Path) -> list[Any]:
     """Return the records of a file, one per row, or the record of one step."""
-    text = first_bytes(path, MAX_BYTES, regular=True).decode(errors="replace") if path.is_file() else None
+    text = first_bytes(path, MAX_BYTES, regular=True).decode("utf-8-sig", "replace") if path.is_file() else None
     if text is None:
         raise BadInput(
             "there is no such file of rows", where=f"--{ROWS_INPUT}", expected=f"a file, or {_FORM}", got=path
@@ -468,7 +478,29 @@ def _named(values: Mapping[str, Any]) -> _Numbers | str:
     if not isinstance(new, int):
         several = ", a file has one step" if isinstance(new, dict | list) else ""
         return f"{', '.join(map(str, values))}{several}" or "nothing"
+    if unread := _unread_before(values):
+        return f"{unread}, which is no known name of the tokens before the new ones"
     return new, _first(values, _BEFORE, 0), _first(values, _KEPT), _first(values, _COUNTS, 1)
+
+
+def _unread_before(values: Mapping[str, Any]) -> str:
+    """Return a field that seems to state the past of a row whose past no known field states; empty if there is none."""
+    if any(values.get(name) not in (None, "") for name in _BEFORE):
+        return ""
+    unread = (
+        str(key)
+        for key, value in values.items()
+        if value and key not in _NOT_BEFORE and key not in _NEW and _PERHAPS_BEFORE.search(str(key))
+    )
+    return next(unread, "")
+
+
+def _decoded(values: Mapping[str, Any]) -> list[_Numbers | str] | None:
+    """Return the rows of a decode step of SGLang, whose lengths include the new token; ``None`` for other records."""
+    lengths = values.get("seq_lens")
+    if "decode" not in str(values.get("forward_mode", "")).lower() or not isinstance(lengths, list):
+        return None
+    return [(1, n - 1, None, 1) if isinstance(n, int) else str(n) for n in lengths]
 
 
 def _step(values: Mapping[str, Any]) -> list[_Numbers | str] | None:
@@ -478,6 +510,10 @@ def _step(values: Mapping[str, Any]) -> list[_Numbers | str] | None:
     logits. SGLang (``ForwardBatch``, ``ScheduleBatch``) has parallel lists.
     """
     new, past = _first(values, _NEW), _first(values, _BEFORE, [])
+    if isinstance(new, list | dict) and (unread := _unread_before(values)):
+        return [f"{unread}, which is no known name of the tokens before the new ones"]
+    if new is None:
+        return _decoded(values)
     if isinstance(new, list):
         before = past if isinstance(past, list) and past else [0] * len(new)
         if len(before) != len(new):

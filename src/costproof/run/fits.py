@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from costproof.estimate.hardware import Device
@@ -36,7 +37,8 @@ from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload, cache_counted
 from costproof.models.cache_dtype import BlockedCache
-from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
+from costproof.models.native import NOT_KNOWN
+from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, WithStorage, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.cache_checks import format_recounts
 from costproof.parametric.memory_checks import (
@@ -275,7 +277,8 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         reserve_bytes=kept_free,
         limits=limits,
         notes=(
-            *side.notes, *unknown, *why, *((EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
+            *(side.notes if quantised is None else _without_unknown(side.notes)),
+            *unknown, *why, *((EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
             *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
             *((f"weights that are not quantised are in {dtype}, unlike stored ones",) if converted else ()),
@@ -436,6 +439,11 @@ def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
     return (f"the live peak has the cache in {workload.dtype}, not in {kind}: it is an upper bound here",)
 
 
+def _without_unknown(notes: Iterable[str]) -> Iterator[str]:
+    """Yield all notes but those that the stored bytes have no formula, for bytes that a GGUF file states."""
+    return (note for note in notes if not note.startswith(NOT_KNOWN))
+
+
 def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
     """Yield notes on the assumptions behind the bytes of stored weights, and on tensors that they exclude."""
     yield (
@@ -450,16 +458,23 @@ def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
 def _stored_weights(target: Target | None) -> tuple[StoredCheckpoint | None, tuple[str, ...]]:
     """Return the checkpoint of a quantised target, and notes; the checkpoint is ``None`` if its layout is unknown.
 
-    It needs torch, which builds the model.
+    The layout of GGUF files is their own table of tensors. It needs torch, which builds the model.
     """
     if target is None or "weights" not in target.info().quantised:
         return None, ()
+    folder = Path(target.stored.folder) if isinstance(target, WithStorage) and target.stored.folder else None
+    packed = folder is not None and not any(folder.glob("*.safetensors")) and any(folder.glob("*.gguf"))
     try:
         require("trace", "the tensors of a checkpoint")
         with count_lock():
-            return stored_checkpoint(target), ()
-    except Incomplete as error:
+            found = stored_checkpoint(target, files=folder if packed else None)
+    except (Incomplete, BadInput) as error:
+        if not packed and isinstance(error, BadInput):
+            raise
         return None, (error.line,)
+    if found.headers is not None and found.headers.differences:
+        return None, ("the GGUF file has other tensors than the configuration: costproof stored --files lists them",)
+    return found, ()
 
 
 def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: bool) -> Iterator[MemoryLimit]:

@@ -151,16 +151,23 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         parts_of(tensors),
         tuple(assumed),
         undetermined,
-        max((tensor.stands_for for tensor in tensors), default=0),
+        max(map(_unpacked, tensors), default=0),
         sum(tensor.bytes for tensor in tensors if tensor.purpose == "buffer"),
         tuple(left),
         headers,
     )
     check_recounts(_recounts(made, more, facts.next_token_modules, sum(map(len, there.values()))))
-    largest = sorted(tensor.stands_for for tensor in tensors)[-1:]
+    blocks = [prod(part.shape) for part in made.parts if BLOCKS.get(part.dtype, (1,))[0] > 1]
+    largest = sorted([*(tensor.stands_for for tensor in tensors), *blocks])[-1:]
     check_recounts([Recount("checkpoint", "quantised weights", "largest matrix", made.largest_matrix, sum(largest))])
     check_recounts(_further_recounts(attribute(model, "config", None), facts.model_type, facts.next_token_modules))
     return made
+
+
+def _unpacked(tensor: StoredTensor) -> int:
+    """Return the number of weights in a quantised tensor; 0 for others."""
+    in_blocks, _ = BLOCKS.get(tensor.dtype, (1, 0))
+    return tensor.stands_for or (prod(tensor.shape) if in_blocks > 1 else 0)
 
 
 def _params_of(further: Iterable[StoredTensor], names: Collection[str]) -> int:

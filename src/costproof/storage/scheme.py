@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -177,7 +178,59 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
     reader = _READERS.get(method)
     if reader is None:
         raise UnknownFormat(method or "a format without a name", f"{where} names no known method")
-    return replace(reader(described, model_type), names_experts=any(map(_may_name_expert, _texts(described))))
+    scheme, unread = reader(described, model_type), _unread_keys(described, method)
+    deciding = next((key for key in unread if _DECIDING.search(key)), None)
+    if deciding is not None:
+        value = json.dumps(described.get(deciding), default=str)[:60]
+        raise UnknownFormat(method, f"{deciding[:60]} {value}, which is not read")
+    assumed = (*scheme.assumed, *(f"{key[:60]} in {where} changes no tensor" for key in unread))
+    return replace(scheme, names_experts=any(map(_may_name_expert, _texts(described))), assumed=assumed)
+
+
+def _unread_keys(described: Data, method: str) -> list[str]:
+    """Return the keys with a value that no reader knows in a quantisation description."""
+    inner = described.get("quantization")
+    stated = {**described, **(inner if isinstance(inner, Mapping) else {})}
+    return [
+        str(key)
+        for key, value in stated.items()
+        if not (value is None or value is False or value in ({}, []) or key in (*_KNOWN_KEYS[""], *_KNOWN_KEYS[method]))
+        and not (method == "mlx" and isinstance(value, Mapping))
+    ]
+
+
+_DECIDING: Final = re.compile(
+    r"module|layer|block|ignore|exclu|skip|convert|only|embed|head|expert|dtype|bits|group|format|transform|config"
+)
+"""Parts of names of keys that may decide which tensors a checkpoint has."""
+_KNOWN_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    method: frozenset(keys.split())
+    for method, keys in {
+        "": "quant_method quantization_method dequantize quantization",
+        "fp8": "activation_scheme weight_block_size modules_to_not_convert ignored_layers scale_fmt fmt",
+        "bitsandbytes": "load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit llm_int8_threshold "
+        "llm_int8_skip_modules llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight bnb_4bit_compute_dtype "
+        "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
+        "awq": "bits w_bit group_size q_group_size zero_point version modules_to_not_convert backend do_fuse "
+        "modules_to_fuse fuse_max_seq_len exllama_config",
+        "gptq": "bits group_size desc_act sym static_groups damp_percent damp_auto_increment true_sequential "
+        "act_group_aware checkpoint_format format meta dynamic lm_head pack_dtype modules_in_block_to_quantize "
+        "block_name_to_quantize module_name_preceding_first_block model_name_or_path model_file_base_name model_seqlen "
+        "is_marlin_format tokenizer dataset backend batch_size pad_token_id max_input_length cache_block_outputs "
+        "use_exllama disable_exllama exllama_config use_cuda_fp16 quantizer",
+        "mlx": "bits group_size mode",
+        "mxfp4": "modules_to_not_convert",
+        "modelopt": "quant_algo kv_cache_quant_algo kv_cache_scheme exclude_modules ignore group_size config_groups "
+        "producer has_zero_point pre_quant_scale",
+        "compressed-tensors": "config_groups format ignore kv_cache_scheme global_compression_ratio "
+        "quantization_status sparsity_config version run_compressed use_optimized_inference",
+        "torchao": "quant_type modules_to_not_convert include_input_output_embeddings",
+    }.items()
+}
+"""Keys that readers read, or that change no tensor, by method; under an empty name those of all methods.
+
+Source: the configuration classes of transformers' ``quantization_config``, AutoGPTQ, GPTQModel, AutoAWQ and ModelOpt.
+"""
 
 
 def _texts(described: Any) -> Iterator[str]:
@@ -361,6 +414,9 @@ def _gptq(described: Data, model_type: str) -> Scheme:
     meta = described.get("meta")
     quantizers = meta.get("quantizer") if isinstance(meta, Mapping) else None
     zeros = not any("gptqmodel" in str(name).lower() for name in (quantizers or ()))
+    if str(described.get("pack_dtype") or "int32").removeprefix("torch.") != "int32":
+        raise UnknownFormat("gptq", f"pack_dtype {described['pack_dtype']!r}"[:80])
+    chosen, block = _chosen_in_blocks(described), described.get("block_name_to_quantize")
     rules: list[Rule] = []
     dynamic = described.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
@@ -375,6 +431,8 @@ def _gptq(described: Data, model_type: str) -> Scheme:
             of,
             lambda m: (
                 (_is_packable(m) or (with_head and m.is_head))
+                and (m.is_head or chosen is None or m.path.endswith(chosen))
+                and (m.is_head or not block or any(path.startswith(f"{block}.") for path in m.paths))
                 and any(map(pattern.match, m.paths))
                 and not any(p.match(path) for path in m.paths for p in before)
             ),
@@ -396,6 +454,18 @@ def _gptq(described: Data, model_type: str) -> Scheme:
     of = formats.Gptq(bits, group, zeros)
     every = (*rules, rule(of, re.compile("")))
     return Scheme("gptq", every, assumed=of.assumed(), classes=("Linear", "Conv1D"))
+
+
+def _chosen_in_blocks(described: Data) -> tuple[str, ...] | None:
+    """Return the name endings of the modules that GPTQ quantises in a layer; ``None`` if it quantises all of them."""
+    lists = described.get("modules_in_block_to_quantize")
+    if lists is None:
+        return None
+    whole = isinstance(lists, list) and all(isinstance(names, list) for names in lists)
+    names = [name for names in lists for name in names] if whole else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UnknownFormat("gptq", "modules_in_block_to_quantize is not a list of lists of names")
+    return tuple(names)
 
 
 def _mlx(described: Data, model_type: str) -> Scheme:
@@ -476,6 +546,12 @@ def _compressed(described: Data, model_type: str) -> Scheme:
     for name, group in groups.items():
         if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
             raise UnknownFormat("compressed-tensors", f"config_groups.{name} has no weights")
+        parts = [(name, group, _GROUP_KEYS)]
+        parts += [(f"{name}.{key}", group.get(key) or {}, _ARGUMENT_KEYS) for key in ("weights", "input_activations")]
+        for where, stated, known in parts:
+            more = [key for key, value in stated.items() if key not in known and value not in (None, {}, [])]
+            if more:
+                raise UnknownFormat("compressed-tensors", f"config_groups.{where}.{more[0]}, which is not read"[:160])
         of = _compressed_format(group, str(group.get("format") or described.get("format") or ""))
         targets |= dict.fromkeys(_names(group, "targets") or (), of)
         assumed |= dict.fromkeys(of.assumed())
@@ -495,6 +571,15 @@ def _compressed(described: Data, model_type: str) -> Scheme:
         "compressed-tensors", tuple(rules), cache=_compressed_cache(described), assumed=tuple(assumed),
         classes=("Linear", "Embedding"),
     )  # fmt: skip
+
+
+_GROUP_KEYS: Final = frozenset(("targets", "weights", "input_activations", "format"))
+"""Keys of a config group of compressed-tensors that are read; outputs with scales of their own are not."""
+_ARGUMENT_KEYS: Final = frozenset((
+    "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic", "actorder", "observer",
+    "observer_kwargs", "scale_dtype", "zp_dtype",
+))  # fmt: skip
+"""Keys of the ``QuantizationArgs`` of compressed-tensors that are read, or that change no tensor."""
 
 
 def _target_order(name: str) -> tuple[bool, str]:

@@ -172,11 +172,21 @@ class LibraryReading:
         return all(should_convert_module(path + end, list(self.kept)) for path in paths)
 
     def _of_gptq(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
-        """Return GPTQ settings of a module: the first match in ``dynamic`` decides (GPTQModel, dynamic_get)."""
+        """Return GPTQ settings of a module: the first match in ``dynamic`` decides (GPTQModel, dynamic_get).
+
+        Of a layer, only the modules of ``modules_in_block_to_quantize`` are quantised if it is there (optimum,
+        GPTQQuantizer), and only of layers in the block that ``block_name_to_quantize`` names.
+        """
         if place.is_head and self.settings.get("lm_head") is not True:
             return None
         if not place.is_head and not _is_in_a_layer(place):
             return None
+        if not place.is_head:
+            lists, around = (self.settings.get(f"{key}_to_quantize") for key in ("modules_in_block", "block_name"))
+            if lists and not [name for names in lists for name in names if paths[0].endswith(name)]:
+                return None
+            if around and not [path for path in paths if f".{path}".find(f".{around}.") == 0]:
+                return None
         for pattern, own in (self.settings.get("dynamic") or {}).items():
             sign, expression = re.fullmatch(r"([+-]:)?(.*)", pattern, re.DOTALL).groups()  # type: ignore[union-attr]
             if any(re.match(expression, path) for path in paths):
