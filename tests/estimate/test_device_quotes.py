@@ -202,8 +202,9 @@ NO_FIGURES: Final = (
     "| Type | AMD", "| | L40 | L40S |", "Data Type | VFMA", "Data Center GPU |",
     "GPU Board Form Factor", "Accelerator \\ TF",
     "Interconnect | Lane", "Interconnect | Link", "The HGX variant", "The following are theoretical",
-    "The tables below", "The third column", "Peak-performance capabilities", "theoretical peak TFLOPS", "``hbm_bw_gbps`` is",
-    "3) Effective", "1) Peak rates", "* With Sparsity", "* Shown with",
+    "The tables below",
+    "The third column", "Peak-performance capabilities",
+    "theoretical peak TFLOPS", "``hbm_bw_gbps`` is", "3) Effective", "1) Peak rates", "* With Sparsity", "* Shown with",
     # References to another line of a source
     '"A100-PCIe-40GB": ClusterInfo(… math', '"A100-PCIe-80GB": ClusterInfo(… math',
     '"A100-SXM-40GB": ClusterInfo(… math',
