@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -163,6 +164,31 @@ def test_a_diff_between_one_device_and_several(tmp_path: Path) -> None:
     total = found["totals"]["comm_bytes"]
     assert (total["base"], total["head"]) == (0, 10 * (5 * 128 + 51 * 2))
     assert found["incomplete"] == []
+
+
+REPORT: Final = "report {} --sources analytic -o out"
+
+
+@pytest.mark.parametrize(
+    ("line", "plan"),
+    [
+        *((REPORT, plan) for plan in ("vllm", "megatron", "plan.yaml")),
+        ("fits {} --on h100-sxm", "vllm"),
+        ("roofline {} --on 2xh100-sxm", "plan.yaml"),
+        ("explain {} decode", "vllm"),
+        ("sweep {} --over batch=1,2 --metric flops", "vllm"),
+    ],
+)
+def test_every_command_names_the_plan_that_it_counted(line: str, plan: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("model.embed_tokens: vocabulary\nlm_head: vocabulary\n")
+    words = line.format("llama-3.1-8b").split()
+    found = costproof("-q", *words, "--tp", "2", "--plan", plan, cwd=tmp_path)
+    said = "a given plan" if plan == "plan.yaml" else f"plan {plan}"
+    assert f"rank 0 of 2 devices (tp 2, {said})" in " ".join(found.stdout.split())
+    if words[0] == "report":
+        data = json.loads((tmp_path / "out/static_compute.json").read_text())
+        stored = "model.embed_tokens: vocabulary; lm_head: vocabulary" if plan == "plan.yaml" else plan
+        assert data["workload"]["inputs"]["plan"] == stored
 
 
 def test_a_diff_has_all_communication_of_a_mesh(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ DTYPES: Final = {
     "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "fp8": "float8",
     "tf32": "tf32", "fp32": "float32", "fp64": "float64",
 }  # fmt: skip
-KEYS: Final = [
+KEYS: Final[list[tuple[str, str, int | Fraction]]] = [
     ("bandwidth", rf"memory_bw={N}", G),
     ("bandwidth", rf"\bmem_bw: {N}", 1),
     ("bandwidth", rf'"hbm_bw_gbps": {N}', G),
@@ -95,6 +95,7 @@ def figure_in(name: str, what: str, text: str, others: str) -> Fraction | None:
         title = "Links" if what == "links" else "Unidirection"
         cell = next(c for h, c in zip(header, row_cells, strict=True) if h.startswith(title))
         return number(cell.removesuffix(" GBps")) * (1 if what == "links" else G)
+    said: Fraction | None
     if what in KINDS:
         several = name in COLUMN and len(row_cells) > 2
         if several and re.search(LABELS.get(what, "$^"), row_cells[0]):
@@ -146,8 +147,8 @@ def peak_in(name: str, what: str, text: str, others: str) -> Fraction | None:
         cell = row[1 + each * COLUMN[name] + (not dense)]
         return number(cell.rstrip("*")) * T if cell.endswith("*") != dense else None
     if text.endswith("| Sparsity"):
-        said = next(with_unit(text, "flops"))
-        return said / 2 if dense else said
+        sparse_peak = next(with_unit(text, "flops"))
+        return sparse_peak / 2 if dense else sparse_peak
     cell = row[1 + COLUMN.get(name, 0)]
     if "TFLOPS" in row[0]:
         both = re.fullmatch(r"([\d.]+)(?:/([\d.]+)3)?", cell)  # the 3 is that of a footnote on sparsity

@@ -13,7 +13,7 @@ import pytest
 from costproof.ledger.metrics import EVERY_METRIC
 from tests.support.running import costproof
 
-UNITS: Final = {
+UNITS: Final[dict[str, int | Fraction]] = {
     "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "s": 1, "ms": Fraction(1, 10**3), "µs": Fraction(1, 10**6), "ns": Fraction(1, 10**9),
 }  # fmt: skip
