@@ -164,7 +164,7 @@ def plan_recounts(given: Mapping[str, Any], made: Workload) -> Iterator[Recount]
     for axis in (*AXES, RANK):
         usual = 0 if axis == RANK else 1
         counted = made.rank if axis == RANK else int(getattr(made.mesh, axis))
-        yield Recount("", "settings of the run", axis, counted, usual if given.get(axis) is None else given[axis])
+        yield Recount("", "settings of the run", axis, counted, usual if given.get(axis) is None else int(given[axis]))
     asked = {name: given.get(name) for name in (PLAN, CP_PLAN, DISPATCH)}
     if asked[PLAN] == "transformers" or given.get("tp") in (None, 1):
         asked[PLAN] = None
