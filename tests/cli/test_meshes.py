@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -163,6 +164,62 @@ def test_a_diff_between_one_device_and_several(tmp_path: Path) -> None:
     total = found["totals"]["comm_bytes"]
     assert (total["base"], total["head"]) == (0, 10 * (5 * 128 + 51 * 2))
     assert found["incomplete"] == []
+
+
+REPORT: Final = "report {} --sources analytic -o out"
+
+
+@pytest.mark.parametrize(
+    ("line", "plan"),
+    [
+        *((REPORT, plan) for plan in ("vllm", "megatron", "plan.yaml")),
+        ("fits {} --on h100-sxm", "vllm"),
+        ("roofline {} --on 2xh100-sxm", "plan.yaml"),
+        ("explain {} decode", "vllm"),
+        ("sweep {} --over batch=1,2 --metric flops", "vllm"),
+    ],
+)
+def test_every_command_names_the_plan_that_it_counted(line: str, plan: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("model.embed_tokens: vocabulary\nlm_head: vocabulary\n")
+    words = line.format("llama-3.1-8b").split()
+    found = costproof("-q", *words, "--tp", "2", "--plan", plan, cwd=tmp_path)
+    said = "a given plan" if plan == "plan.yaml" else f"plan {plan}"
+    assert f"rank 0 of 2 devices (tp 2, {said})" in " ".join(found.stdout.split())
+    if words[0] == "report":
+        data = json.loads((tmp_path / "out/static_compute.json").read_text())
+        stored = "model.embed_tokens: vocabulary; lm_head: vocabulary" if plan == "plan.yaml" else plan
+        assert data["workload"]["inputs"]["plan"] == stored
+
+
+def test_a_diff_has_all_communication_of_a_mesh(tmp_path: Path) -> None:
+    """Two ranks reduce 65 states of 4,096 elements a token, after the embedding and twice a layer, and gather logits.
+
+    A prompt of 4 and two steps are 6 tokens in 3 calls. Of a payload M an all-reduce of two ranks sends M, an
+    all-gather M / 2. One device has zeros in the place of all three.
+    """
+    states, logits = 65 * 6 * 4096 * 2, 6 * 128_256 * 2
+    head = {"comm_bytes": states + logits // 2, "comm_payload_bytes": states + logits, "messages": 3 * 66}
+    one = "llama-3.1-8b,text-tokens=4,new-tokens=2,logits=all"
+    for sides, sign in (((one, f"{one},tp=2"), 1), ((f"{one},tp=2", one), -1)):
+        line = ("-q", "diff", *sides)
+        found = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)
+        ends = ("base", "head")[::sign]
+        for metric, size in head.items():
+            assert tuple(found["totals"][metric][end] for end in (*ends, "delta")) == (0, size, sign * size)
+            rows = [row for row in found["rows"] if row["metric"] == metric]
+            assert sum(row["delta"] for row in rows) == sign * size
+        assert (found["complete"], found["not_comparable"]) == (True, {})
+        for form in ("md", "text"):
+            text = costproof(*line, "-f", form, cwd=tmp_path).stdout
+            lines = [line.replace("*", "").replace("|", " ").split() for line in text.splitlines()]
+            first = [words for words in lines if words[:1] == ["total"]][1:4]
+            sent, payload, calls = (" ".join(words) for words in first)
+            assert ("bytes sent" in sent, "payload of collectives" in payload) == (True, True)
+            assert ("total collectives" in calls, f"{sign * 198:+}" in calls) == (True, True)
+        table = costproof(*line, cwd=tmp_path).stdout
+        for metric, size in head.items():
+            numbers = ("0", f"{size:,}")[::sign]
+            assert f"| total | {metric} | {sign * size:+,} | {numbers[0]} | {numbers[1]} |" in table
 
 
 def test_a_sweep_over_stages(tmp_path: Path) -> None:

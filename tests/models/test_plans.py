@@ -196,6 +196,16 @@ def test_a_plan_is_stored_as_text(tmp_path: Path) -> None:
     assert target.workload(tp=1, plan="vllm") == target.workload()
 
 
+def test_a_stored_plan_may_be_longer_than_a_path() -> None:
+    """Four layouts of attention, and three of the MLP, are 300 characters; the name of a file has at most 255."""
+    text = "; ".join((
+        *(f"model.layers.*.self_attn.{x}_proj: by_head" for x in "qkv"), "model.layers.*.self_attn.o_proj: row",
+        *(f"model.layers.*.mlp.{x}_proj: column" for x in ("gate", "up")), "model.layers.*.mlp.down_proj: row",
+    ))  # fmt: skip
+    assert len(text) > 255
+    assert small("llama").workload(tp=2, plan=text).inputs["plan"] == text
+
+
 Q: Final = "model.layers.*.self_attn.q_proj"
 
 

@@ -124,6 +124,18 @@ _MIXTURES = sharding._mixtures
 _OF_STAGE = sharding.Shards.of_stage
 
 
+_NAMED = plans.named_plan
+_ATTENTION = "; ".join((*(f"model.layers.*.self_attn.{x}_proj: by_head" for x in "qkv"), "*.o_proj: row"))
+_TABLES = "model.embed_tokens: vocabulary; lm_head: vocabulary"
+_INTO = "*.shared_experts.gate_proj: column; *.shared_experts.up_proj: column"
+_MIXED = f"*.mlp.experts: by_expert; {_INTO}; *.shared_experts.down_proj: row"
+
+
+def _user_plan(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plant a choice in a user's plan that its file cannot make."""
+    return _replaced(sharding, "named_plan", lambda text: replace(_NAMED(text), **changed))
+
+
 def _in_other_order(mesh: Mesh, rank: int) -> Coordinates:
     """Return coordinates with ``cp`` fastest: then a group may begin below 0."""
     rest, cp = divmod(rank, mesh.cp)
@@ -137,6 +149,32 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
     "vLLM leaves the head whole": (_without("vllm", "lm_head"), "llama-3.1-8b", {"tp": 2, "plan": "vllm"}),
     "Megatron pads once": (_engine("megatron", of_each=False), "llama-3.1-8b", {"tp": 4, "plan": "megatron"}),
     "Megatron shares no tokens": (_engine("megatron", sequence=False), "llama-3.1-8b", {"tp": 4, "plan": "megatron"}),
+    "a plan forgotten among the settings": (
+        _replaced(plans, "stored_plan", lambda text: "transformers"), "llama-3.1-8b", {"tp": 2, "plan": "vllm"},
+    ),
+    "a plan forgotten by the formulas": (
+        _replaced(sharding, "PLAN", "another"), "llama-3.1-8b", {"tp": 2, "plan": "vllm"},
+    ),
+    "another plan": (
+        _replaced(sharding, "named_plan", lambda text: _NAMED("vllm")), "llama-3.1-8b", {"tp": 2, "plan": "megatron"},
+    ),
+    "a given plan that pads": (
+        _user_plan(multiple=64), "llama-3.1-8b", {"tp": 2, "plan": f"{_ATTENTION}; {_TABLES}", "config": 102},
+    ),
+    "a given plan that shares tokens": (
+        _user_plan(sequence=True), "llama-3.1-8b", {"tp": 2, "plan": f"{_ATTENTION}; {_TABLES}"},
+    ),
+    "a given plan that adds experts before one sum": (
+        _user_plan(joint=True), "deepseek-v3", {"tp": 2, "ep": 2, "plan": _MIXED},
+    ),
+    "a given plan without its last pattern": (
+        _replaced(sharding, "named_plan", lambda text: _NAMED(text.rpartition("; ")[0])),
+        "llama-3.1-8b", {"tp": 2, "plan": f"{_ATTENTION}; {_TABLES}"},
+    ),
+    "a given plan that is read as another": (
+        _replaced(plans, "stored_plan", lambda text: text.rpartition("; ")[0]),
+        "llama-3.1-8b", {"tp": 2, "plan": f"{_ATTENTION}; {_TABLES}"},
+    ),
     "uneven batches": (_replaced(workloads, "own_batch", _all_to_the_first), "llama-3.1-8b", {"dp": 3, "batch": 7}),
     "batches rounded up, at one that is even": (
         _replaced(rank_checks, "own_batch", lambda batch, mesh, rank: -(-batch // mesh.dp)),
@@ -250,6 +288,24 @@ def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
     plant(monkeypatch)
     with pytest.raises(Bug):
         counted(target, work)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_given_plans_agree_with_their_layouts(ranks: int) -> None:
+    """Plans that split attention, tables or experts alone, of dense models and mixtures, as a user may write them."""
+    experts, small = f"{_MIXED}; {_TABLES}", {"vocab": 102}
+    packed = "*.mlp.experts.gate_up_proj: column; *.mlp.experts.down_proj: row"
+    dense = "*.mlp.gate_proj: column; *.mlp.up_proj: column; *.mlp.down_proj: row"
+    for model, keys, plan, ep in (
+        ("llama-3.1-8b", small, _TABLES, 1), ("llama-3.1-8b", {}, _ATTENTION, 1), ("llama-3.1-8b", {}, dense, 1),
+        ("llama-3.1-8b", small, f"{_ATTENTION}; {dense}; {_TABLES}", 1), ("qwen3-30b-a3b", {}, packed, 1),
+        ("qwen3-30b-a3b", {}, f"{_ATTENTION}; *.mlp.experts: by_expert", ranks), ("deepseek-v3", {}, experts, ranks),
+        ("gpt-oss-20b", {}, f"{_ATTENTION}; {packed}", 1),
+    ):  # fmt: skip
+        target: Any = load_target(model)
+        for rank in (0, ranks - 1):
+            run = {"tp": ranks, "plan": plan, "rank": rank, **({"ep": ep} if ep > 1 else {})}
+            assert counted(target.with_keys(keys) if keys else target, run).plan == f"the given plan ({plan})"
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])

@@ -161,6 +161,20 @@ def test_a_mesh_that_does_not_fit_is_refused() -> None:
             proof(family, **mesh)
 
 
+def test_a_prompt_fits_into_a_short_context() -> None:
+    """Of 256 positions 4 are of decode steps; ranks that share tokens in zigzag order divide a multiple of 8."""
+    target: Any = load_target("llama")
+    for context, mesh, length in ((256, {"tp": 2}, 252), (256, {"tp": 2, "cp": 2}, 248), (16, {"tp": 2}, 12)):
+        short = replace(target, config=replace(target.config, **SMALL, max_positions=context))
+        made = cast(Proof, short.proof(0, 1, **mesh))
+        assert {p.workload.text_tokens for p in made.pieces} == {length}
+    assert all(not a.counterexamples for a in answers(made, "ranks"))
+    none = replace(target, config=replace(target.config, **SMALL, max_positions=5))
+    with pytest.raises(BadInput, match=r"no room for a prompt that these ranks can share") as caught:
+        none.proof(0, 1, tp=2)
+    assert (caught.value.expected, caught.value.got) == ("at least 6 positions", "5")
+
+
 def test_a_certificate_repeats_its_mesh() -> None:
     """The pairs of ranks are drawn again, from the seed."""
     for family, mesh in (("llama", {"tp": 2, "plan": "vllm"}), ("qwen3-moe", cast(dict[str, Any], SHARED["pairs"][1]))):

@@ -18,7 +18,7 @@ from costproof.analytic.symbols import MESH_SYMBOLS
 from costproof.configs.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.ledger.attributes import attribute
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput, CostproofError, Problems, check_recounts
 from costproof.ledger.files import read_configuration
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
@@ -28,6 +28,7 @@ from costproof.ledger.workload import NOT_COMPARED, WHOLE_FILE, AttentionKind, D
 from costproof.models import settings as common
 from costproof.models.decoding.build import build, with_numbers
 from costproof.models.decoding.decoder import Decoder
+from costproof.models.decoding.plans import plan_recounts
 from costproof.models.reader_check import ConfigFile, check_reader
 from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
@@ -249,9 +250,11 @@ class Native(Configured[N]):
         plain = self.default_workload(common.known_preset(preset or default, [p.name for p in self.named]))
         plain = replace(plain, dtype=self.dtype, attention=self.attentions[0])
         problems: list[CostproofError] = []
+        asked = dict(given)
         made = common.changed(self.with_input(plain, given, problems), given, self.settings(), problems)
         if problems:
             raise Problems("the workload cannot be run", problems)
+        check_recounts(plan_recounts(asked, made))
         self.check(made)
         return made if made == plain else replace(made, name="custom")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import combinations, product
 from math import ceil, comb
@@ -70,7 +71,7 @@ def recounts(
     yield from _along_stages(found, workload, undivided or {}, symbols)
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
-    yield from _of_engine(workload, counted, one, symbols)
+    yield from _of_plan(found, workload, counted, one, symbols)
     spread = routed is not None and workload.mesh.batches > 1 and PAIRS not in workload.inputs
     spread = spread and not workload.gathered_batches
     yield Recount("", "methods of dispatch", "are given", bool(found.dispatches), spread)
@@ -452,8 +453,10 @@ def scattered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:
     return sent
 
 
-# --- Plans of engines ------------------------------------------------------------------------------------------------
+# --- Plans of engines and of users ------------------------------------------------------------------------------------
 
+_ENGINES: Final[Mapping[str, str]] = {"vllm": "vLLM: ", "megatron": "Megatron-LM: "}
+"""Beginning of the source of an engine's plan in a report, by name of the plan."""
 _CLASSES: Final[Mapping[str, str]] = {
     "embed_tokens": "VocabParallelEmbedding", "lm_head": "ParallelLMHead",
     "q_proj": "QKVParallelLinear", "k_proj": "QKVParallelLinear, keys", "v_proj": "QKVParallelLinear, values",
@@ -479,26 +482,64 @@ def _padded_rows(engine: str, vocabulary: int, ranks: int) -> int:
     return vocabulary + -vocabulary % unit
 
 
-def _of_engine(workload: Workload, counted: Ledger, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
-    """Yield second counts of parameters and collectives, by the rules of an engine's own parallel classes."""
-    engine, mesh = str(workload.inputs.get(PLAN, "")), workload.mesh
-    if engine not in ("vllm", "megatron") or mesh.tp == 1:
+def _class_of(plan: str, module: str) -> str:
+    """Return the class by which a plan splits a module, one of those of :data:`_CLASSES`; empty for a whole module."""
+    leaf = module.rpartition(".")[2]
+    if plan in _ENGINES:
+        return _CLASSES.get(leaf, "")
+    layouts = [pair.rsplit(": ", 1) for pair in plan.split("; ")]
+
+    def given(path: str) -> str:
+        found = (layout for pattern, layout in layouts if fnmatchcase(path, pattern.replace("*", "?*")))
+        return next((layout for layout in found if layout != "replicated"), "")
+
+    names = {"experts": (module, f"{module}.gate_up_proj"), "self_attn": (f"{module}.q_proj",)}.get(leaf, (module,))
+    layout = next(filter(None, map(given, names)), "")
+    usual = {"column": "ColumnParallelLinear", "by_head": _CLASSES.get(leaf, ""), "row": "RowParallelLinear",
+             "vocabulary": "VocabParallelEmbedding", "by_expert": "FusedMoE"}  # fmt: skip
+    return "FusedMoE" if layout and leaf == "experts" else usual.get(layout, "")
+
+
+def _rows_of(plan: str, vocabulary: int, ranks: int) -> tuple[int, int]:
+    """Return the rows of a vocabulary table on all ranks together, and on a rank with a full share, under a plan.
+
+    Only engines pad tables. Without padding the last ranks have fewer rows, or none.
+    """
+    padded = _padded_rows(plan, vocabulary, ranks) if plan in _ENGINES else vocabulary
+    return padded, ceil(Fraction(padded, ranks))
+
+
+def _of_plan(
+    found: Parallel, workload: Workload, counted: Ledger, one: Ledger, symbols: Mapping[str, int]
+) -> Iterator[Recount]:
+    """Yield second counts of parameters and collectives under a named or given plan, and of the plan that is reported.
+
+    The plan is that of the settings, read apart: an engine's by its own parallel classes, a user's by its layouts,
+    without padding, sequence parallelism and common sums of experts, which a file cannot ask for.
+    """
+    plan, mesh = str(workload.inputs.get(PLAN, "")), workload.mesh
+    if not plan or mesh.tp == 1:
+        engines = any(source in found.plan for source in _ENGINES.values()) or "the given plan" in found.plan
+        yield Recount("", "a run without a plan", "is split by one", engines, False)
         return
+    yield Recount("", f"the plan {plan}", "is reported", _ENGINES.get(plan, f"({plan})") in found.plan, True)
     whole = {(n.stage, n.module): n.cost("params") or 0 for n in one.nodes if n.cost("params")}
     for n in counted.nodes:
         params, all_of_it = n.cost("params"), whole.get((n.stage, n.module))
         if params and all_of_it:
-            again = _own_params(engine, n.module, all_of_it, mesh, symbols)
+            again = _own_params(plan, n.module, all_of_it, workload, symbols)
             yield Recount(n.stage, n.module, "params", params, again)
     if mesh.batches == 1 and mesh.cp == 1:
-        yield from _engine_collectives(engine, workload, counted, symbols)
+        yield from _plan_collectives(plan, workload, counted, symbols)
 
 
-def _own_params(engine: str, module: str, whole: int, mesh: Mesh, symbols: Mapping[str, int]) -> int | Fraction:
+def _own_params(plan: str, module: str, whole: int, workload: Workload, symbols: Mapping[str, int]) -> int | Fraction:
     """Return a rank's number of parameters in a module that has ``whole`` parameters on one device."""
-    kind, hidden, n = _CLASSES.get(module.rpartition(".")[2], ""), symbols["text_hidden"], mesh.tp
+    mesh, kind, hidden = workload.mesh, _class_of(plan, module), symbols["text_hidden"]
+    n = mesh.tp
     if kind in ("VocabParallelEmbedding", "ParallelLMHead"):
-        return Fraction(_padded_rows(engine, symbols["text_vocab"], n) * hidden, n)
+        rows, share = _rows_of(plan, symbols["text_vocab"], n)
+        return min(share, max(0, rows - workload.rank % n * share)) * hidden
     if kind.startswith("QKVParallelLinear,"):
         heads = symbols["text_kv_heads"]
         return Fraction(whole, heads) * (1 if n >= heads else Fraction(heads, n))
@@ -514,18 +555,18 @@ def _own_params(engine: str, module: str, whole: int, mesh: Mesh, symbols: Mappi
     return Fraction(whole, n) if kind else whole
 
 
-def _engine_collectives(
-    engine: str, workload: Workload, counted: Ledger, symbols: Mapping[str, int]
-) -> Iterator[Recount]:
+def _plan_collectives(plan: str, workload: Workload, counted: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
     """Yield second counts of a rank's messages and payloads by kind, from the layers of its pipeline stage.
 
     vLLM: an all-reduce for the embedding, the attention and the MLP or the experts of each layer, shared ones included,
     and an all-gather of logits (VocabParallelEmbedding, RowParallelLinear, ``reduce_results=False`` of shared experts,
     LogitsProcessor). Megatron-LM with sequence parallelism: reduce-scatters in place of all-reduces, an all-gather
-    before the attention, before the MLP and before the logits; a step of one token has all-reduces.
+    before the attention, before the MLP and before the logits; a step of one token has all-reduces. A user's plan: an
+    all-reduce for each split embedding, each module with the layout ``row``, and the experts of each layer, and an
+    all-gather of logits that ranks divide, in equal chunks.
     """
     mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
-    batch, rows = workload.own_batch, _padded_rows(engine, symbols["text_vocab"], mesh.tp)
+    batch, (rows, share) = workload.own_batch, _rows_of(plan, symbols["text_vocab"], mesh.tp)
     for stage, tokens, calls in (("prefill", workload.text_tokens, 1), ("decode", 1, workload.new_tokens)):
         nodes = [n for n in counted.nodes if n.stage == stage]
         names = {n.module for n in nodes if n.cost("params")}
@@ -534,11 +575,13 @@ def _engine_collectives(
         if not calls or not names:
             continue
         state = batch * tokens * symbols["text_hidden"] * item
-        sums, gathers = 2 * layers + first, 0
-        if engine == "megatron" and tokens > 1:
+        sums, gathers, kind = 2 * layers + first, 0, "all_reduce"
+        if plan == "megatron" and tokens > 1:
             kind, gathers = "reduce_scatter", 2 * layers + 1
-        else:
-            kind = "all_reduce"
+        elif plan not in _ENGINES:
+            classes = Counter(_class_of(plan, name) for name in names - {"lm_head"})
+            sums = sum(classes[name] for name in ("VocabParallelEmbedding", "RowParallelLinear", "FusedMoE"))
+            last, rows = last and _class_of(plan, "lm_head") != "", share * mesh.tp
         positions = tokens if workload.logits == "all" else 1
         logits = batch * positions * rows * item if last else 0
         expected = {kind: (sums, sums * state), "all_gather": (gathers + last, gathers * state + logits)}
@@ -546,7 +589,7 @@ def _engine_collectives(
             messages, payload = expected.get(name, (0, 0))
             for metric, again in (("messages", messages), ("comm_payload_bytes", payload)):
                 found = total((n for n in nodes if n.kind == name), metric) or 0
-                yield Recount(stage, f"all {name} by {engine}", metric, found, calls * again)
+                yield Recount(stage, f"all {name} by the plan {plan}", metric, found, calls * again)
 
 
 # --- Tokens for experts of other ranks -------------------------------------------------------------------------------

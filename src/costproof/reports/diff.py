@@ -22,7 +22,7 @@ from costproof.compare.diff.types import (
     SourceDiff,
 )
 from costproof.ledger.baseline import PEAK_SOURCE
-from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import COMM, EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
 from costproof.ledger.workload import ConfigValue
 from costproof.reports.document import (
@@ -379,12 +379,13 @@ def format_change(one: Change) -> str:
 def changed_sums(found: Diff) -> Iterator[SumChange]:
     """Yield changed sums in order: the headline metric by stage, other totals, peaks, other sums by stage.
 
-    Peaks, which nothing adds up to, stand after what does.
+    Of other totals communication comes first, since no other metric grows with the number of devices; peaks, which
+    nothing adds up to, stand after what does.
     """
     first = headline(found)
     stages = [(s.id, s.totals) for s in found.stages]
     whole = [("total", found.totals)] if len(stages) != 1 else []
-    others = [m for m in found.totals if m != first]
+    others = sorted((m for m in found.totals if m != first), key=lambda m: m not in COMM)
     peaks = found.by_source[PEAK_SOURCE].totals if PEAK_SOURCE in found.others else {}
     every = (
         *((name, first, totals) for name, totals in (*stages, *whole)),

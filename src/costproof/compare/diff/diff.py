@@ -32,7 +32,17 @@ from costproof.compare.diff.types import (
 )
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import EVERY_METRIC, KEPT, KEPT_FLOPS, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import (
+    COMM,
+    EVERY_METRIC,
+    KEPT,
+    KEPT_FLOPS,
+    METRICS,
+    PEAK_METRICS,
+    TRAFFIC,
+    UNFUSED,
+    Metric,
+)
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line, quantised_clause, unknown_bytes
@@ -150,8 +160,12 @@ def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tup
 
 
 def _counts(place: tuple[str, Metric], one_sided: Container[tuple[str, Metric]], silent: Sized) -> bool:
-    """Return whether a metric that cannot be compared makes the comparison incomplete."""
-    return not EVERY_METRIC[place[1]].optional and (not silent or place not in one_sided)
+    """Return whether a metric that cannot be compared makes the comparison incomplete.
+
+    Communication does although it is optional: every mesh has it, and one device has zeros in its place.
+    """
+    optional = EVERY_METRIC[place[1]].optional and place[1] not in COMM
+    return not optional and (not silent or place not in one_sided)
 
 
 def side_of(side: Baseline) -> Side:

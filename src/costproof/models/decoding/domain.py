@@ -16,7 +16,7 @@ from costproof.algebra.series import CACHED, CONTEXT
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.errors import Problems
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.mesh import ALL_GATHER, AXES, CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Mesh
 from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_FLOPS, KEPT_SCORES, STAGE_WIDE
 from costproof.ledger.workload import (
@@ -264,8 +264,13 @@ def mesh_proof(
         w = piece.workload
         w = replace(w, name=f"{w.name} on {name}", inputs={**w.inputs, **given})
         unit = w.mesh.tp * (2 * w.mesh.cp if w.mesh.cp > 1 else 1)  # zigzag parts are halves of a rank's
-        w = replace(w, batch=2 * w.mesh.dp * w.mesh.fsdp, text_tokens=w.text_tokens // unit * unit)
-        if isinstance(fitting := _fitting(target, w, made.settings.seed), Problems):
+        w = replace(w, batch=2 * w.mesh.dp * w.mesh.fsdp)
+        # A prompt of the usual length may be longer than the context, or a shorter one end within a window.
+        tried = [
+            _fitting(target, replace(w, text_tokens=length), made.settings.seed) for length in _lengths(target, w, unit)
+        ]
+        fitting = next((found for found in tried if not isinstance(found, Problems)), tried[0])
+        if isinstance(fitting, Problems):
             raise fitting
         if all(replace(fitting, name=other.name) != other for other in variants):
             variants.append(fitting)
@@ -302,6 +307,22 @@ def mesh_proof(
                      *([_ONE_PROMPT.format(length=variants[0].text_tokens)] if of_one_length else ()),
                      *([f"{left_out} draws without a legal mesh"] if left_out else ())),
     )  # fmt: skip
+
+
+def _lengths(target: Provable, workload: Workload, unit: int) -> list[int]:
+    """Return the lengths of a prompt to try, multiples of ``unit``: the usual one if the context has room, or shorter.
+
+    Raises:
+        BadInput: the context has no room for any.
+    """
+    most = cast(Native[Any], target).config.max_positions
+    room = most - workload.new_tokens
+    found = [length // unit * unit for length in (workload.text_tokens, room, most // 2, most // 4)]
+    if not any(0 < length <= room for length in found):
+        what = "the context of the model has no room for a prompt that these ranks can share"
+        least = unit + workload.new_tokens
+        raise BadInput(what, where=workload.mesh.text, expected=f"at least {least} positions", got=most)
+    return [length for length in found if 0 < length <= room]
 
 
 def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Problems:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from costproof.ledger.document import read_document, read_source
-from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
-from costproof.ledger.mesh import CP_PLAN, DISPATCH, PAIRS, PLAN, Mesh, pairs_of
+from costproof.ledger.errors import BadInput, CostproofError, Problems, Recount, did_you_mean
+from costproof.ledger.mesh import ALL_GATHER, AXES, CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Mesh, pairs_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,7 +122,7 @@ def stored_plan(text: str) -> str:
     """
     if text in ENGINES or text == OWN:
         return text
-    if ": " in text and not Path(text).is_file():
+    if ": " in text and not _is_file(text):
         return _stored(_pairs(text), _WHERE)
     if not Path(text).suffix:
         expected = f"{', '.join((OWN, *ENGINES))}, or a YAML file"
@@ -152,6 +152,39 @@ def given_plan(given: dict[str, Any], found: list[CostproofError]) -> None:
     else:
         if stored != OWN and given.get("tp", 1) not in (1, None):
             given[PLAN] = stored
+
+
+def plan_recounts(given: Mapping[str, Any], made: Workload) -> Iterator[Recount]:
+    """Yield second counts of the mesh and the plans of a workload, read from the settings as they were given.
+
+    Args:
+        given: all settings, before anything took some out.
+        made: the workload that has them.
+    """
+    for axis in (*AXES, RANK):
+        usual = 0 if axis == RANK else 1
+        counted = made.rank if axis == RANK else int(getattr(made.mesh, axis))
+        yield Recount("", "settings of the run", axis, counted, usual if given.get(axis) is None else int(given[axis]))
+    asked = {name: given.get(name) for name in (PLAN, CP_PLAN, DISPATCH)}
+    if asked[PLAN] == "transformers" or given.get("tp") in (None, 1):
+        asked[PLAN] = None
+    elif asked[PLAN] not in (None, "vllm", "megatron") and _is_file(str(asked[PLAN])):
+        import yaml
+
+        pairs = yaml.safe_load(Path(str(asked[PLAN])).read_text(encoding="utf-8"))
+        asked[PLAN] = "; ".join(f"{pattern}: {layout}" for pattern, layout in pairs.items())
+    asked[DISPATCH] = None if asked[DISPATCH] == ALL_GATHER else asked[DISPATCH]
+    for name, value in asked.items():
+        where = f"settings of the run, --{name.replace('_', '-')} {given.get(name) or ''}".rstrip()
+        yield Recount("", where, "is that of the workload", made.inputs.get(name) == value, True)
+
+
+def _is_file(text: str) -> bool:
+    """Return whether a text is the path of a file; the stored form of a plan may be longer than any path."""
+    try:
+        return Path(text).is_file()
+    except OSError:
+        return False
 
 
 def _pairs(text: str) -> dict[str, str]:

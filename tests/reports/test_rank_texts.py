@@ -1,0 +1,196 @@
+"""Names of ranks and columns of tables in the texts on a mesh, parsed and compared with the JSON of the same run."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from costproof.ledger.metrics import EVERY_METRIC
+from tests.support.running import costproof
+
+UNITS: Final[dict[str, int | Fraction]] = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "s": 1, "ms": Fraction(1, 10**3), "µs": Fraction(1, 10**6), "ns": Fraction(1, 10**9),
+}  # fmt: skip
+
+
+def tables(text: str) -> list[tuple[tuple[str, ...], list[dict[int, str]]]]:
+    """Return the Markdown tables of a text: the head, and each row by index of the column."""
+    found: list[tuple[tuple[str, ...], list[dict[int, str]]]] = []
+    lines = text.splitlines()
+    for before, line in zip(["", *lines], [*lines, ""], strict=True):
+        parts = [cell.strip().strip("`") for cell in line.strip()[1:-1].split("|")] if line.startswith("| ") else []
+        if parts and not before.startswith("|"):
+            found.append((tuple(parts), []))
+        elif parts:
+            found[-1][1].append(dict(enumerate(parts)))
+    return found
+
+
+def table(text: str, *heads: str) -> list[dict[str, str]]:
+    """Return the rows of the only table with exactly these columns, in this order, by column."""
+    (rows,) = (rows for head, rows in tables(text) if head == heads)
+    return [{f"{head}{i}" if heads.count(head) > 1 else head: row[i] for i, head in enumerate(heads)} for row in rows]
+
+
+def named(text: str, world: int) -> set[int]:
+    """Return the ranks that a text names: ``all``, or ``0 to 3, 7``."""
+    if text == "all":
+        return set(range(world))
+    ends = [[int(n) for n in part.split(" to ")] for part in text.split(", ")]
+    return {rank for first, *last in ends for rank in range(first, (last or [first])[0] + 1)}
+
+
+def exact(text: str) -> int:
+    return int(text.split()[0].replace(",", ""))
+
+
+def rounds(text: str, value: Any) -> bool:
+    """Whether a number with a unit is a value, rounded to its last digit."""
+    found = re.fullmatch(r"([\d,]+)(\.\d+)? (\w+)", text)
+    assert found is not None, text
+    digit = Fraction(1, 10 ** len((found[2] or ".")[1:])) * UNITS[found[3]]
+    return abs(Fraction(found[1].replace(",", "") + (found[2] or "")) * UNITS[found[3]] - Fraction(value)) <= digit / 2
+
+
+def reported(folder: Path, *line: str) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
+    """Return the text on a terminal, the Markdown, and the JSON of a report, with that of the ranks."""
+    found = costproof("-q", "report", *line, "--sources", "analytic", "-o", "out", cwd=folder, columns=200)
+    read = {name: (folder / "out" / name).read_text() for name in ("static_compute.md", "static_compute.json")}
+    capture = json.loads((folder / "out" / "capture.json").read_text())
+    return found.stdout, read["static_compute.md"], json.loads(read["static_compute.json"]), capture["parallel"]
+
+
+STAGES_OF_TWO: Final = (
+    "llama-3.1-8b",
+    "--pp",
+    "2",
+    "--dp",
+    "2",
+    "--batch",
+    "3",
+    "--text-tokens",
+    "8",
+    "--new-tokens",
+    "2",
+)
+"""Ranks 0 and 2 run two of three sequences; 0 and 1 have the embedding and send, 2 and 3 have the head."""
+EXPERTS: Final = (
+    "qwen3-30b-a3b", "--tp", "2", "--dp", "2", "--ep", "4", "--batch", "2", "--text-tokens", "7", "--new-tokens", "1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [STAGES_OF_TWO, EXPERTS], ids=["stages", "experts"])
+def test_ranks_of_a_report_are_those_of_its_json(line: tuple[str, ...], tmp_path: Path) -> None:
+    said, text, data, parallel = reported(tmp_path, *line)
+    costs = {rank: row["stages"] for row in data["ranks"] for rank in row["ranks"]}
+    world = len(costs)
+    assert world == 4
+    titles = {info.title: metric for metric, info in EVERY_METRIC.items()}
+    rows = table(text, "Stage", "Of each rank", "Smallest", "Ranks", "Largest", "Ranks")
+    sets = set()
+    for row in rows:
+        metric = titles[row["Of each rank"]]
+        known = {rank: of[row["Stage"]][metric] for rank, of in costs.items()}
+        for size, ranks, ends in (("Smallest", "Ranks3", min), ("Largest", "Ranks5", max)):
+            end = ends(known.values())
+            assert exact(row[size]) == end, row
+            assert named(row[ranks], world) == {rank for rank, cost in known.items() if cost == end}, row
+            sets.add(row[ranks])
+    if line == STAGES_OF_TWO:
+        assert {"0, 2", "2 to 3"} <= sets  # by hand, see above
+    told = re.findall(
+        r"^  (\w+): .*; a rank sends(?: at most)? ([\d.]+ \w+)(?: \((?:rank|each of ranks) ([^)]+)\))?$", said, re.M
+    )
+    assert [stage for stage, _, _ in told] == ["prefill", "decode"]
+    for stage, size, ranks in told:
+        sent = {rank: of[stage]["comm_bytes"] for rank, of in costs.items()}
+        assert rounds(size, max(sent.values()))
+        assert named(ranks or "all", world) == {rank for rank, cost in sent.items() if cost == max(sent.values())}
+    held = {rank: of[""]["weight_bytes"] for rank, of in costs.items()}
+    ((least, most, ranks),) = re.findall(
+        r"^  weights of a rank: (?:([\d.]+ \w+) to )?([\d.]+ \w+)(?: \((?:rank|each of ranks) ([^)]+)\))?$", said, re.M
+    )
+    assert rounds(most, max(held.values()))
+    assert rounds(least or most, min(held.values()))
+    assert named(ranks or "all", world) == {rank for rank, cost in held.items() if cost == max(held.values())}
+    calls = table(text, "Stage", "Call", "Module", "Collective", "Group", "Dtype", "Times", "Payload", "Sent")
+    assert [
+        (c["Stage"], c["Call"], c["Module"], c["Collective"], c["Group"].split(", ")[0], int(c["Group"].split()[-2]),
+         c["Dtype"], *(exact(c[x]) for x in ("Times", "Payload", "Sent")))
+        for c in calls
+    ] == [
+        (c["stage"], c["invocation"], c["module"], c["kind"], c["group"], len(c["ranks"]), c["dtype"], c["count"],
+         c["bytes"], c["sent_bytes"])
+        for c in parallel["collectives"]
+    ]  # fmt: skip
+    assert parallel["collectives"]
+
+
+def test_columns_of_the_dispatch_table(tmp_path: Path) -> None:
+    _, text, _, parallel = reported(tmp_path, *EXPERTS)
+    heads = ("Stage", "Call", "Form", "Routing", "Copies", "Sent", "Sent, fp8 dispatch", "FLOPs of experts")
+    rows, known = table(text, *heads), parallel["dispatches"]
+    assert len(rows) == len(known) > 0
+    for row, of in zip(rows, known, strict=True):
+        assert [row[x] for x in heads[:4]] == [of[x] for x in ("stage", "invocation", "form", "routing")]
+        assert float(row["Copies"]) == pytest.approx(float(Fraction(of["copies"])), rel=1e-3)
+        assert [exact(row[x]) for x in heads[5:]] == [of[x] for x in ("sent_bytes", "fp8_bytes", "expert_flops")]
+    assert len({(of["sent_bytes"], of["fp8_bytes"], of["expert_flops"]) for of in known}) > 1
+
+
+def test_columns_of_the_tables_of_links(tmp_path: Path) -> None:
+    """The four ranks of the last stage have 10 of 32 layers and the head, the others 11; they send 6/4 of a payload."""
+    line = ("-q", "roofline", "llama-3.1-8b,tp=4,pp=3,vocab=104,text-tokens=8,new-tokens=2", "--on", "2x6xh100-sxm")
+    links = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)["links"]
+    text = costproof(*line, "-f", "md", cwd=tmp_path).stdout
+    stages = {s["id"] or "whole run": s for s in links["stages"]}
+    rows = table(text, "Stage", "Sent", "Links", "Exposed", "Overlapped", "Bound by")
+    assert [row["Stage"] for row in rows] == [*stages]
+    for row in rows:
+        of = stages[row["Stage"]]
+        assert rounds(row["Sent"], of["sent_bytes"])
+        for title, key in (("Links", "seconds"), ("Exposed", "exposed_s"), ("Overlapped", "overlapped_s")):
+            assert rounds(row[title], of[key]), (row, title)
+        assert row["Bound by"] == of["bound"]
+    calls = table(text, "Stage", "Part", "Collective", "Ranks", "Nodes", "Messages", "Payload", "Sent", "Links")
+    slowest = sorted(links["collectives"], key=lambda c: -Fraction(c["seconds"]))
+    assert len(calls) == len(slowest) > 4
+    for call, of in zip(calls, slowest, strict=True):
+        names = ("stage", "part", "kind", "ranks", "nodes", "messages")
+        assert [call[x] for x in ("Stage", "Part", "Collective", "Ranks", "Nodes", "Messages")] == [
+            f"{of[x]}" for x in names
+        ]
+        for title, key in (("Payload", "payload_bytes"), ("Sent", "sent_bytes"), ("Links", "seconds")):
+            assert rounds(call[title], of[key]), (call, title)
+    found = re.search(r"Slowest, whole run: (.*?)\); fastest: (.*?)\)\.", text)
+    assert found is not None
+    for told, of in zip(found.groups(), (links["ranks"][0], links["ranks"][-1]), strict=True):
+        shape = re.fullmatch(r"ranks? (.*) \(([\d.]+ \w+) exposed, ([\d.]+ \w+) overlapped", told)
+        assert shape is not None
+        assert named(shape[1], 12) == {*of["ranks"]}
+        assert rounds(shape[2], of["exposed_s"])
+        assert rounds(shape[3], of["overlapped_s"])
+    assert links["ranks"][-1]["ranks"] == [8, 9, 10, 11]
+    assert {c["kind"] for c in slowest if c["sent_bytes"] != c["payload_bytes"]} == {"all_reduce"}
+
+
+def test_ranks_of_fits_are_those_of_its_json(tmp_path: Path) -> None:
+    line = ("-q", "fits", "llama-3.1-8b,tp=2,pp=3,vocab=102,text-tokens=8,new-tokens=2", "--on", "h100-sxm")
+    data = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)
+    text = costproof(*line, "-f", "md", cwd=tmp_path).stdout
+    rows = table(text, "Ranks", "Weights", "Cache", "At most", "Verdict")
+    assert [(named(r["Ranks"], 6), exact(r["Weights"]), exact(r["Cache"]), exact(r["At most"]), r["Verdict"])
+            for r in rows] == [
+        ({*r["ranks"]}, r["weights_bytes"], r["cache_bytes"], r["most_bytes"], r["verdict"]) for r in data["ranks"]
+    ]  # fmt: skip
+    most = max(r["most_bytes"] for r in data["ranks"])
+    holders = {rank for r in data["ranks"] if r["most_bytes"] == most for rank in r["ranks"]}
+    said = re.search(r"ranks? ([\d, to]+) holds? the most", " ".join(text.split()))
+    assert said is not None
+    assert named(said[1], 6) == holders == {*data["binding_ranks"]}
