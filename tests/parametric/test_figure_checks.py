@@ -302,6 +302,14 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
             tensor for one in of for tensor in (one, one)[: 1 + (one.purpose == "bias")]]),
         lambda: costproof.stored("gpt-oss-20b"),
     ),
+    "bytes of a part twice": (
+        _after(stored_module, "parts_of", lambda of: (replace(of[0], bytes=2 * of[0].bytes), *of[1:])),
+        lambda: costproof.stored("qwen3-30b-a3b"),
+    ),
+    "elements of a part twice": (
+        _after(stored_module, "parts_of", lambda of: (replace(of[0], elements=2 * of[0].elements), *of[1:])),
+        lambda: costproof.stored("qwen3-30b-a3b"),
+    ),
     "a ridge at half of the bandwidth": (
         _after(report_module, "_ridge", lambda of: 2 * of),
         lambda: report_module.device_line(costproof.roofline(LLAMA, on="h100-sxm")),
