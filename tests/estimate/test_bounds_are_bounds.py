@@ -548,7 +548,7 @@ def test_keys_that_a_mask_hides_need_not_be_read(how: str) -> None:
         assert (found.run.modules.bytes == needed) == (how == "none")
 
 
-class Masked(nn.Module):
+class OwnMask(nn.Module):
     """Attention under a mask that the module owns, as flags or as numbers that are added to scores."""
 
     mask: torch.Tensor
@@ -574,7 +574,7 @@ def test_a_floor_under_a_mask_tensor_key_by_key(rows: str, how: str) -> None:
     seen = sum(any(row[key] for row in flags) for key in range(3))
     least = HEADS * DIM * 4 * (2 + 2 + 2 * seen)
     inputs = (torch.ones(1, HEADS, n, DIM) for n in (2, 3, 3))
-    counted = api.count(Masked(torch.tensor(flags), how), *inputs).capture
+    counted = api.count(OwnMask(torch.tensor(flags), how), *inputs).capture
     for source in ("static", "dynamic"):
         found = api.roofline(counted, on=BUSY, source=source)
         assert found.run.floor.bytes is not None
