@@ -548,6 +548,44 @@ def test_keys_that_a_mask_hides_need_not_be_read(how: str) -> None:
         assert (found.run.modules.bytes == needed) == (how == "none")
 
 
+class OwnMask(nn.Module):
+    """Attention under a mask that the module owns, as flags or as numbers that are added to scores."""
+
+    mask: torch.Tensor
+
+    def __init__(self, mask: torch.Tensor, how: str) -> None:
+        super().__init__()
+        self.how = how
+        numbers = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        self.register_buffer("mask", numbers if how == "numbers" else mask)
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        mask = self.mask
+        if self.how == "made":
+            mask = torch.zeros(mask.shape, device=query.device).masked_fill(~mask, float("-inf"))
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+@pytest.mark.parametrize("how", ["flags", "made", "numbers"])
+@pytest.mark.parametrize("rows", ["111 111", "101 101", "100 110", "101 010", "001 001"])
+def test_a_floor_under_a_mask_tensor_key_by_key(rows: str, how: str) -> None:
+    """Two queries and results, and the keys and values that some query sees, are all that a kernel needs."""
+    flags = [[flag == "1" for flag in row] for row in rows.split()]
+    seen = sum(any(row[key] for row in flags) for key in range(3))
+    least = HEADS * DIM * 4 * (2 + 2 + 2 * seen)
+    inputs = (torch.ones(1, HEADS, n, DIM) for n in (2, 3, 3))
+    counted = api.count(OwnMask(torch.tensor(flags), how), *inputs).capture
+    for source in ("static", "dynamic"):
+        found = api.roofline(counted, on=BUSY, source=source)
+        assert found.run.floor.bytes is not None
+        assert found.run.floor.bytes <= least, source
+        kept = counted.by_source[source].total("kept_scores")
+        assert kept in (None, HEADS * sum(map(sum, flags))), source
+        if source == "static" and how == "flags":  # whose numbers an export has
+            assert kept is not None
+            assert (found.run.floor.bytes == least) == (seen == 3 and "0" not in rows)
+
+
 AUTO: Final = """
 import torch
 from torch import nn

@@ -223,6 +223,24 @@ def test_without_an_accepted_value_below_none_fits(monkeypatch: pytest.MonkeyPat
             assert [(p.at, p.bytes) for p in found.points] == [(5, 100 + 16 * 5)]
 
 
+def test_a_first_accepted_value_whose_graph_fits_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that takes texts of 5 tokens and more, room for 3 of 16 bytes, and a graph of 5 that holds 40 < 48."""
+
+    def check(_: Toy, workload: Workload) -> None:
+        if workload.text_tokens < 5:
+            raise BadInput("too short a text")
+
+    form = CallPeaks("prefill", "prompt", "", None, None, form="8*B*S")
+    monkeypatch.setattr(Toy, "check", check)
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", lambda *_: (form,))
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_peaks", lambda *_: {"prefill": 40})
+    workload = Workload("custom", text_tokens=10, new_tokens=0, batch=2)
+    run = GraphRun(cast(Exportable, Toy()), workload, Ledger("static", (), (), ()))
+    (found,) = run.live_limit("text_tokens", 100, 100 + 16 * 3)
+    assert (found.outcome, found.at, found.points) == ("not solved", None, ())
+    assert found.why == "its graph at 5, the first accepted value, contradicts that of others"
+
+
 def test_beyond_the_conditions_of_an_export_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     window = (Condition("S <= 500", "500 - S"),)
     found = limit(monkeypatch, "text_tokens", 100 + 8 * 2 * 600, conditions=window)

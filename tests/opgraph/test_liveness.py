@@ -123,6 +123,16 @@ def test_the_gap_is_told_tensor_by_tensor() -> None:
     assert (call.gap_bytes, call.residual) == (12, 0)
 
 
+def test_equal_tensors_have_their_holders_in_one_order() -> None:
+    """A model that loops over a set creates the two masks in any order."""
+    mask = tensor("mask", 7)
+    graph, eager = Timeline((X,), (made(0),)), Timeline((X, mask, mask), (made(0), made(1), made(2)))
+    near, far = ("f: near",), ("f: far", "g: x")
+    found = gap_parts(graph, eager, lambda event, wanted: {1: near, 2: far})
+    assert [p.holders for p in found] == [far, near]
+    assert found == gap_parts(graph, eager, lambda event, wanted: {1: far, 2: near})
+
+
 def test_what_the_graph_alone_holds_is_subtracted() -> None:
     """The module frees b before c, the graph after: 10 + 100 + 5 against 10 + 100 + 20 + 5."""
     graph = Timeline((X, A, B, C), (made(0), made(1), made(2), made(3), gone(2)))

@@ -20,20 +20,24 @@ from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Mesh, Schedule
 from costproof.models import cache_dtype
 from costproof.models import settings as settings_module
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.llama import Llama
 from costproof.models.families.mistral import Mistral
 from costproof.parametric.cache_checks import _in_use
 from costproof.parametric.memory_checks import graph_recounts
+from costproof.parametric.targets import evaluate_formulas
 from costproof.parametric.time_checks import run_schedule
 from costproof.run.capture import _padding
 from costproof.storage import formats
 
 settings: Any = settings_module
+decoding_module: Any = importlib.import_module("costproof.models.decoding.target")
 estimate_module: Any = importlib.import_module("costproof.estimate.roofline")
 fits_module: Any = importlib.import_module("costproof.run.fits")
 layout_module: Any = importlib.import_module("costproof.tracers.stored_module")
 memory_module: Any = importlib.import_module("costproof.estimate.memory")
 mesh_module: Any = importlib.import_module("costproof.ledger.mesh")
+pages_module: Any = importlib.import_module("costproof.models.pages.target")
 peaks_module: Any = importlib.import_module("costproof.run.peaks")
 report_module: Any = importlib.import_module("costproof.reports.roofline")
 roofline_module: Any = importlib.import_module("costproof.run.roofline")
@@ -77,6 +81,19 @@ def _after(owner: Any, name: str, change: Callable[[Any], Any]) -> tuple[Any, st
     """Return a replacement of a function that changes its result."""
     right = getattr(owner, name)
     return owner, name, lambda *args, **given: change(right(*args, **given))
+
+
+def _with_symbol(name: str, value: int, stage: str = "") -> Callable[[Any], Any]:
+    """Return a change of calls in which a symbol has another value."""
+    return lambda calls: tuple(
+        replace(call, symbols={**call.symbols, name: value})
+        if name in call.symbols and call.stage.startswith(stage) else call
+        for call in calls
+    )  # fmt: skip
+
+
+def _formulas(family: Any, preset: str | None = None, **given: Any) -> Callable[[], object]:
+    return lambda: evaluate_formulas(model := family.default(), model.workload(preset, **given))
 
 
 PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
@@ -285,6 +302,14 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
             tensor for one in of for tensor in (one, one)[: 1 + (one.purpose == "bias")]]),
         lambda: costproof.stored("gpt-oss-20b"),
     ),
+    "bytes of a part twice": (
+        _after(stored_module, "parts_of", lambda of: (replace(of[0], bytes=2 * of[0].bytes), *of[1:])),
+        lambda: costproof.stored("qwen3-30b-a3b"),
+    ),
+    "elements of a part twice": (
+        _after(stored_module, "parts_of", lambda of: (replace(of[0], elements=2 * of[0].elements), *of[1:])),
+        lambda: costproof.stored("qwen3-30b-a3b"),
+    ),
     "a ridge at half of the bandwidth": (
         _after(report_module, "_ridge", lambda of: 2 * of),
         lambda: report_module.device_line(costproof.roofline(LLAMA, on="h100-sxm")),
@@ -308,6 +333,20 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
     "pairs from the last rank on": (
         _after(mesh_module, "pairs_of", lambda rows: rows[::-1]),
         _roofline("qwen3-30b-a3b@chat,text_tokens=1,new_tokens=0,layers=1,batch=2,dp=2,ep=2,dispatch=all-to-all,pairs=6+2;3+5"),
+    ),
+    "positions that all have logits": (
+        _after(decoding_module, "invocations", _with_symbol("L", 12)),
+        _formulas(Llama, text_tokens=12, logits="last"),
+    ),
+    "the context of a window without the prompt": (
+        _after(decoding_module, "invocations", _with_symbol("P", 0)),
+        _formulas(Mistral, text_tokens=5_000, new_tokens=2),
+    ),
+    "vision tokens without their separator": (
+        _after(pages_module, "page_invocations", _with_symbol("V", 272)), _formulas(DeepseekOcr, preset="base"),
+    ),
+    "views of a batch": (
+        _after(pages_module, "page_invocations", _with_symbol("B", 2, "sam")), _formulas(DeepseekOcr, preset="base"),
     ),
     "rows without a past": (
         _after(settings, "_written", lambda row: (row[0], 0, *row[2:])), lambda: settings.rows_of("5, 2x1+7", "last"),

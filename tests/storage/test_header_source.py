@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from costproof.ledger.errors import Bug
 from costproof.ledger.node import Ledger
 from costproof.models.registry import load_target
-from costproof.run.stored import stored
+from costproof.run.stored import stored, stored_checkpoint
 from costproof.storage import checkpoint as naming
-from costproof.storage.checkpoint import ModelNames, mismatches
+from costproof.storage.checkpoint import HeaderTotals, ModelNames, compare_headers, mismatches
 from costproof.storage.headers import HeaderTensor
 from costproof.storage.tensors import DTYPE_BITS, StoredTensor
 from costproof.tracers.headers import headers_ledger
@@ -121,6 +123,27 @@ def test_files_of_gptq_without_zero_biases_and_with_more(tmp_path: Path) -> None
         ("checkpoint_contents", -64, f"headers: {naming.ROTARY}"),
     }  # fmt: skip
     assert report.discrepancy.finding("prefill/model.layers.0.mlp.down_proj#stored_bytes").delta == 2 * 96
+
+
+@pytest.mark.parametrize("wrong", [
+    {"tensors": 12}, {"files": 2}, {"bytes": 5}, {"differences": ()},
+    lambda of: {"differences": (replace(of.differences[0], tensors=2), *of.differences[1:])},
+], ids=["tensors", "files", "bytes", "differences", "tensors of a difference"])  # fmt: skip
+def test_numbers_of_headers_are_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    """Twelve tensors of the layout and one of no module, in one file."""
+    write(tmp_path, {**PLAIN, **LINEAR, "model.extra.weight": ("BF16", (3,))})
+    target = small(tmp_path)
+    found = stored_checkpoint(target, files=tmp_path)
+    assert found.headers is not None
+    assert (found.headers.files, found.headers.tensors, found.exit_code) == (1, 13, 1)
+
+    def planted(*of: Any) -> HeaderTotals:
+        made = compare_headers(*of)
+        return replace(made, **(wrong(made) if callable(wrong) else wrong))
+
+    monkeypatch.setattr("costproof.run.stored.compare_headers", planted)
+    with pytest.raises(Bug, match="counted in another way"):
+        stored_checkpoint(target, files=tmp_path)
 
 
 def test_a_difference_without_a_cause_is_a_finding(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from unittest import mock
 
 import pytest
 
+from costproof.ledger.errors import Bug
 from costproof.models.registry import load_target
 from costproof.models.target import WithFormulas
 from costproof.run.stored import ReadingsDiffer, stored
-from costproof.storage import scheme
+from costproof.storage import formats, scheme
 from costproof.tracers import headers, stored_module
 from costproof.weights.library_reading import LibraryReading, library_reading, products_stated
 from costproof.weights.stored import Stored
@@ -109,6 +110,39 @@ def test_a_planted_mistake_is_found(name: str, tmp_path: Path, monkeypatch: pyte
     stored(target)
     monkeypatch.setattr("costproof.weights.stored.read_scheme", planted(scheme, "read_scheme", old, new))
     with pytest.raises(ReadingsDiffer, match="two readings"):
+        stored(target)
+
+
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Gptq": (LLAMA, GPTQ), "Awq": (LLAMA, AWQ), "Fp8": (LLAMA, FP8), "FourBit": (LLAMA, NF4), "Mlx": (LLAMA, MLX),
+    "LlmInt8": (LLAMA, {"quant_method": "bitsandbytes", "load_in_8bit": True}), "ModelOptFp8": (LLAMA, MODELOPT),
+    "Nvfp4": (LLAMA, {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}),
+    "CompressedTensors": (LLAMA, ct(GROUP, kv_cache_scheme=CACHE)), "TorchaoEightBit": (LLAMA, TORCHAO),
+    "TorchaoInt4": (LLAMA, {"quant_method": "torchao", "quant_type": {"default": {
+        "_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 32}}}}),
+    "Mxfp4": ({**MIXTURE, "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 2,
+               "head_dim": 16, "layer_types": ["full_attention"] * 2}, {"quant_method": "mxfp4"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_tensor_that_a_layout_lacks_or_has_twice_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both readings share the layout, and the closed form of the format does not."""
+    target, layout = write(tmp_path, *LAYOUTS[name]), getattr(formats, name)
+    usual = layout.tensors
+    stored(target)
+    for change in (lambda found: found[:-1], lambda found: (found[0], *found[2:]), lambda found: (*found, found[-1])):
+        monkeypatch.setattr(layout, "tensors", lambda self, of, change=change: change(usual(self, of)))
+        with pytest.raises(Bug, match="in its format"):
+            stored(target)
+
+
+def test_scales_of_a_cache_are_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = write(tmp_path, *LAYOUTS["CompressedTensors"])
+    monkeypatch.setattr(stored_module, "cache_tensors", lambda kind, dtype: formats.cache_tensors(kind, dtype)[:1])
+    with pytest.raises(Bug, match=r"self_attn: elements in its format"):
         stored(target)
 
 

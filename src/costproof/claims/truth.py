@@ -55,8 +55,6 @@ TIED = {"L": "S", "P": "S"}
 """Symbols that follow another symbol, if the workload gives both the same value, with the other symbol.
 
 Positions with logits and the context of decoding follow the prompt's length.
-
-Positions with logits and the context of decoding follow the prompt's length.
 """
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, TypeVar
@@ -159,7 +159,20 @@ def gap_parts(
     beyond = (graph.held()[here] if here >= 0 else 0) - (graph.held()[top] if top >= 0 else 0)
     if beyond:
         parts.append(GapPart("elsewhere", beyond, None, where=graph.tensors[graph.events[top].tensor].module))
-    return tuple(parts)
+    return _in_order_of_names(parts)
+
+
+def _in_order_of_names(parts: Sequence[GapPart]) -> tuple[GapPart, ...]:
+    """Return the parts with the holders of equal parts in the order of their names.
+
+    A model that loops over a set of strings, as Gemma 3 over the types of its layers, creates equal tensors in an order
+    that changes with the seed of Python's hashes.
+    """
+    held: dict[GapPart, list[tuple[str, ...]]] = {}
+    for part in parts:
+        held.setdefault(replace(part, holders=()), []).append(part.holders)
+    names = {part: iter(sorted(found)) for part, found in held.items()}
+    return tuple(replace(part, holders=next(names[replace(part, holders=())])) for part in parts)
 
 
 def _creation_events(line: Timeline) -> dict[int, int]:

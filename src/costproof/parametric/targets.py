@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Final, Protocol, Self
 
 import sympy
 
 from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
+from costproof.algebra.identity import free_symbols
 from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse, sym, text, version
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
@@ -69,8 +71,45 @@ class Configurable(HasFormulas, Protocol):
 
 def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger of a workload, with every symbol replaced by its value."""
-    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    return evaluate_ledger(stored_formulas(target, workload), values, target.info().symbols)
+    calls = target.invocations(workload)
+    values, config = {(i.stage, i.id): i.symbols for i in calls}, target.info().symbols
+    found = evaluate_ledger(stored_formulas(target, workload), values, config)
+    check_recounts(_symbol_recounts(found, calls, workload, config))
+    return found
+
+
+def _symbol_recounts(
+    found: Ledger, calls: Sequence[Invocation], workload: Workload, config: SymbolValues
+) -> Iterator[Recount]:
+    """Yield second counts of symbols that no formula of their call contains, so that no comparison checks their values.
+
+    A symbol of several calls has the value that costs of another call depend on. Positions with logits follow from the
+    FLOPs of ``lm_head``, vision tokens from the length of the prompt, and the context of a step from both lengths.
+    """
+    used: dict[tuple[str, str], frozenset[str]] = {}
+    head: dict[tuple[str, str], int] = {}
+    for node in found.nodes:
+        place = (node.stage, node.invocation)
+        used[place] = used.get(place, frozenset()).union(*map(free_symbols, node.exprs.values()))
+        if node.role == "lm_head":
+            head[place] = head.get(place, 0) + (node.cost("flops") or 0)
+    known: dict[str, set[int]] = {}
+    for call in calls:
+        for name in call.symbols.keys() & used.get((call.stage, call.id), frozenset()):
+            known.setdefault(name, set()).add(call.symbols[name])
+    prompt = next((call.symbols for call in calls if "L" in call.symbols), {})
+    for call in calls:
+        place, of = (call.stage, call.id), call.symbols
+        for name in of.keys() - used.get(place, of.keys()):
+            if name in known:
+                yield Recount(call.stage, call.id, f"{name} is that of a cost", of[name] in known[name], True)
+            elif name == "L" and head.get(place) and workload.mesh.one:
+                each = 2 * of["B"] * config["text_hidden"] * config["text_vocab"]
+                yield Recount(call.stage, call.id, name, of[name], Fraction(head[place], each))
+            elif name == "V" and not workload.rows:
+                yield Recount(call.stage, call.id, name, of[name], of["S"] - workload.text_tokens)
+            elif name == CONTEXT.name and prompt and workload.mesh.one:
+                yield Recount(call.stage, call.id, name, of[name], workload.past + prompt["S"])
 
 
 def live_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str, str], int]:

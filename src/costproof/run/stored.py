@@ -156,7 +156,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         tuple(left),
         headers,
     )
-    check_recounts(_recounts(made, more, facts.next_token_modules, sum(map(len, there.values()))))
+    check_recounts(_recounts(made, more, facts.next_token_modules, there))
     blocks = [prod(part.shape) for part in made.parts if BLOCKS.get(part.dtype, (1,))[0] > 1]
     largest = sorted([*(tensor.stands_for for tensor in tensors), *blocks])[-1:]
     check_recounts([Recount("checkpoint", "quantised weights", "largest matrix", made.largest_matrix, sum(largest))])
@@ -230,18 +230,22 @@ def _further_recounts(config: Any, model_type: str, found: int) -> Iterator[Reco
 _NUMBER_OF_LAYERS: Final = r"(num_)?(nextn_predict|mtp)_(num_hidden_)?layers"
 
 
-def _recounts(found: StoredCheckpoint, left: int, further: int, in_files: int) -> Iterator[Recount]:
+def _recounts(
+    found: StoredCheckpoint, left: int, further: int, files: Mapping[str, Sequence[HeaderTensor]]
+) -> Iterator[Recount]:
     """Yield second counts of a checkpoint: its totals by the shapes of its parts, and its MTP modules.
 
     Args:
         left: MTP modules that are left out.
         further: MTP modules that the checkpoint has.
-        in_files: number of tensors in the headers.
+        files: tensors in the headers, by file.
     """
     elements, sizes = Counter[str](), Counter[str]()
     for part in found.parts:
         number = part.tensors * prod(part.shape)
         of, size = BLOCKS.get(part.dtype, (8, DTYPE_BITS.get(part.dtype, 0)))
+        yield Recount("checkpoint", part.name, "elements", part.elements, number)
+        yield Recount("checkpoint", part.name, "bytes", part.bytes, number * size // of)
         elements[part.dtype] += number
         sizes[part.purpose] += number * size // of
     every = {"stored elements": (found.totals.elements, elements.total()), **{
@@ -257,7 +261,12 @@ def _recounts(found: StoredCheckpoint, left: int, further: int, in_files: int) -
         more = found.headers.bytes - found.totals.bytes - sum(one.bytes for one in found.headers.differences)
         where = "layout and differences of headers"
         yield Recount("checkpoint", where, "bytes", more, max(0, more) if found.undetermined else 0)
-        yield Recount("checkpoint", "headers", "tensors", found.headers.tensors, in_files)
+        yield Recount("checkpoint", "headers", "tensors", found.headers.tensors, sum(map(len, files.values())))
+        yield Recount("checkpoint", "headers", "files", found.headers.files, len(files))
+        if not found.undetermined:
+            again = sum(part.tensors for part in found.parts)
+            again += sum(one.tensors * (bool(one.got) - bool(one.expected)) for one in found.headers.differences)
+            yield Recount("checkpoint", where, "tensors", found.headers.tensors, again)
 
 
 def _others(model: nn.Module, model_type: str) -> list[str]:
