@@ -7,6 +7,7 @@ one group after another; and all sums are made from their parts. A difference is
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -275,8 +276,15 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
     # Files of bitsandbytes have descriptions, and some modules in float32, which the memory does not have.
     kept = run.mesh.one and "bitsandbytes" in found.stored_format
     if found.stored_bytes is not None and run.mesh.fsdp == 1 and sizes["resident_bytes"] and not kept:
-        stored = sizes["resident_bytes"] - sizes["buffer_bytes"]
+        stored = sizes["resident_bytes"] - sizes["buffer_bytes"] + found.next_token_bytes
         yield Recount("memory", f"rank {run.rank}", "stored_bytes", found.stored_bytes, stored)
+    layers = Counter[int]()
+    for path, node in modules.items():
+        if found_in := re.search(r"\.layers\.(\d+)\.", f".{path}."):
+            layers[int(found_in[1])] += node.cost("resident_bytes") or 0
+    least = found.next_token_modules * layers[max(layers, default=0)]  # projections, norms and tables come beside them
+    less = max(0, least - found.next_token_bytes)
+    yield Recount("memory", "MTP modules", "bytes below those of the last layer", less, 0)
 
 
 def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
