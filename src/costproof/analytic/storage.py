@@ -28,6 +28,8 @@ UNPACKING_NOT_KNOWN: Final = (
     "experts in several formats"
 )
 """Note on a ledger without the FLOPs of unpacking."""
+NOT_STORED: Final = "stored bytes are not known of "
+"""Start of a note on tensors of a checkpoint whose size no format states."""
 _RUNS_CACHE: Final = ".self_attn"
 """Last part of the path of modules with the scales of a quantised cache."""
 
@@ -98,9 +100,7 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
     unknown |= set() if storage.scheme.rules else {UNPACKING}
     if UNPACKING in unknown and storage.scheme.rules:
         notes += (UNPACKING_NOT_KNOWN,)
-    notes += tuple(
-        f"stored bytes are not known of {item}" for item in _undetermined(storage.scheme) if "stored_bytes" in unknown
-    )
+    notes += tuple(f"{NOT_STORED}{item}" for item in _undetermined(storage.scheme) if "stored_bytes" in unknown)
     metrics = tuple(m for m in EVERY_METRIC if m in ledger.metrics or (m in OF_CHECKPOINT and m not in unknown))
     return replace(ledger, nodes=nodes, metrics=metrics, notes=notes).without(unknown)
 

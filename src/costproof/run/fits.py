@@ -11,6 +11,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Final
 
+from costproof.analytic.storage import NOT_STORED
 from costproof.estimate.hardware import Device
 from costproof.estimate.links import devices_in
 from costproof.estimate.memory import (
@@ -275,7 +276,8 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         reserve_bytes=kept_free,
         limits=limits,
         notes=(
-            *side.notes, *unknown, *why, *((EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
+            *_other_notes(side.notes, quantised), *unknown, *why,
+            *((EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
             *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
             *((f"weights that are not quantised are in {dtype}, unlike stored ones",) if converted else ()),
@@ -434,6 +436,11 @@ def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
     if kind is None or live is None:
         return ()
     return (f"the live peak has the cache in {workload.dtype}, not in {kind}: it is an upper bound here",)
+
+
+def _other_notes(notes: tuple[str, ...], stored: StoredCheckpoint | None) -> tuple[str, ...]:
+    """Return the notes without those on tensors of unknown size, which :func:`_stored_notes` names."""
+    return notes if stored is None else tuple(n for n in notes if n.removeprefix(NOT_STORED) not in stored.undetermined)
 
 
 def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
