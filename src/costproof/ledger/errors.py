@@ -182,15 +182,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean {by_lower[found[0]]}?" if found else None
 
 
-def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> BadInput:
+def no_such(
+    what: str, name: str, known: Iterable[str], *, where: str | None = None, fix: str | None = None
+) -> BadInput:
     """Return the error for an unknown name, with the known names and the most similar one.
 
     Args:
         where: the option that took the name (default: the name itself).
+        fix: what else to do, such as where a name of another kind is given.
     """
     words = list(known)
     place, got = (name, NOT_GIVEN) if where is None else (where, name)
-    expected, fix = "one of " + ", ".join(words), did_you_mean(name, words)
+    similar = did_you_mean(name, words)
+    fix = f"{similar} {fix[0].upper()}{fix[1:]}" if similar and fix else similar or fix
+    expected = "one of " + ", ".join(words)
     return BadInput(f"no such {what}", where=place, expected=expected, got=got, fix=fix)
 
 
