@@ -456,7 +456,7 @@ def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
 
 
 def _without_unknown(notes: Iterable[str]) -> Iterator[str]:
-    """Yield all notes but those on stored bytes without a formula, which :func:`_stored_notes` names or a file states."""
+    """Yield all notes but those on stored bytes without a formula: :func:`_stored_notes` or a file states them."""
     return (note for note in notes if not note.startswith(NOT_KNOWN))
 
 
