@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.files import read_configuration
+from costproof.ledger.mesh import no_such_setting, of_mesh
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
@@ -140,6 +141,8 @@ class RemoteCodeOcr(Configured[OcrConfig]):
             what = "the vendor's code runs one page with its text, not the rows of a batch"
             fix = "count the configuration: costproof report deepseek-ocr --config FOLDER/config.json --rows …"
             wrong.append(BadInput(what, where=f"--{ROWS}", got=str(given[ROWS])[:80], fix=fix))
+        axes = [name for name, value in given.items() if of_mesh(name) and value is not None]
+        wrong += [no_such_setting(name, f"--{name.replace('_', '-')}", ()) for name in axes]
         if wrong:
             raise Problems("the workload cannot be run", wrong)
         made = make_workload(preset or DEFAULT_PRESET, config=self.config, default_dtype=self.dtype, **given)
@@ -147,7 +150,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the settings of a workload; the code fixes attention, experts and logits."""
-        return tuple(s for s in PAGE_SETTINGS if s.name not in (*_FIXED, ROWS, IMAGES))
+        return tuple(s for s in PAGE_SETTINGS if s.name not in (*_FIXED, ROWS, IMAGES) and not of_mesh(s.name))
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         found = page_run_problems(self.config, workload, MODES)
