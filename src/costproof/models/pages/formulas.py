@@ -335,9 +335,7 @@ def page_decoder_parts(
     if rank is None:
         return parts
     one_row = rank.one_sequence and (positions == 1 or rank.one_token)
-    return tuple(
-        rank.shards.with_collectives(parts, call, positions, one_row=one_row, one_sequence=rank.one_sequence)
-    )
+    return tuple(rank.shards.with_collectives(parts, call, positions, one_row=one_row, one_sequence=rank.one_sequence))
 
 
 def _picked(structure: PageStructure, call: StackCall) -> tuple[PickedPositions, ...]:
@@ -378,6 +376,9 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
         inner=structure.of_part(moe, "experts"),
         held=sym("text_experts") / sym("ep") if rank is not None and rank.shards.mesh.ep > 1 else None,
         batches=1 if rank is None else rank.shards.batches,
+        exchanged=(sym("text_pairs_sent"), sym("text_pairs_got"))
+        if rank is not None and rank.shards.exchanges
+        else None,
         experts=sym("text_experts"),
         top_k=sym("text_topk"),
         function="silu",

@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from costproof.ledger.errors import CostproofError
+from costproof.ledger.mesh import PAIRS
+from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
-from costproof.ledger.progress import Progress
 from costproof.models.decoding import exports
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import prefill_name
@@ -115,11 +116,15 @@ class PageTarget(Native[P]):
         """Return the division of the decoder among ranks; towers and projector are whole on each."""
         return Shards.of(self.config.text, workload, SPLIT_ALL, TEXT_STYLE)
 
+    def whole_prompt(self, workload: Workload) -> Workload:
+        """Return the workload with ``text_tokens`` increased by the vision tokens of the prompt."""
+        return replace(workload, text_tokens=sequence_length(self.config, workload, self.modes))
+
     def structure(self, workload: Workload) -> PageStructure:
         """Return the facts that decide the form of formulas; on several devices, those of the counted rank."""
         rank = None
         if not workload.mesh.one:
-            one_token = sequence_length(self.config, workload, self.modes) == 1
+            one_token = self.whole_prompt(workload).text_tokens == 1
             rank = PageRank(self.shares(workload), workload.own_batch == 1, one_token)
         return page_structure(self.config, workload, rank=rank)
 
@@ -129,8 +134,7 @@ class PageTarget(Native[P]):
         from costproof.models.pages.formulas import page_decoder
 
         structure, shards = self.structure(workload), None if workload.mesh.one else self.shares(workload)
-        length, seen = sequence_length(self.config, workload, self.modes), views(workload.own)
-        whole = replace(workload, text_tokens=length)
+        whole, seen = self.whole_prompt(workload), views(workload.own)
         record = row_tapes if workload.rows else partial(decoder_tapes, shards=shards)
         found = record(
             self.config.text, whole, partial(page_decoder, structure), embedded=bool(seen), apart=self.prompt_apart
@@ -161,8 +165,11 @@ class PageTarget(Native[P]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the static source."""
-        jobs = self.reader.export_jobs(model, workload.own)
-        return exports.of_rank(jobs, workload) if workload.mesh.tp > 1 else jobs
+        jobs, whole = self.reader.export_jobs(model, workload.own), self.whole_prompt(workload)
+        numbers = {}
+        if workload.gathered_batches or PAIRS in workload.inputs:  # whose ratios to the own batch are numbers
+            numbers = {"B": workload.own_batch, "S": whole.text_tokens}
+        return exports.of_rank(jobs, whole, numbers) if workload.mesh.tp > 1 or numbers else jobs
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the jobs of the isolated source."""

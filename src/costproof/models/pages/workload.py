@@ -84,6 +84,8 @@ class PageModes:
     counts_queries: bool = False
     """Whether views have a symbol for their number of tokens, Q, in addition to their side, H."""
     most_crops: int = MAX_CROPS
+    splits_tower: bool = False
+    """Whether transformers' plan of tensor parallelism splits a tower, not only the decoder."""
 
     def named(self) -> tuple[NamedWorkload, ...]:
         """Return the presets with their token counts at 64 pixels per feature."""
@@ -291,9 +293,14 @@ def page_run_problems(config: PageConfig, workload: Workload, modes: PageModes) 
     page = page_of(workload)
     found = page_problems(page, config.sam.stride, modes) if page else []
     found += common.problems(workload, config.text.head_dim, least_text=1 if page is None else 0)
-    found += mesh_problems(config.text, workload, SPLIT_ALL)
     if found:
         return found
+    whole = replace(workload, text_tokens=sequence_length(config, workload, modes))
+    if found := [*found, *mesh_problems(config.text, whole, SPLIT_ALL)]:
+        return found
+    if workload.mesh.tp > 1 and modes.splits_tower:
+        what = "transformers' plan also splits a tower, whose ranks are not counted"
+        return [BadInput(what, where="--tp", expected="1", got=workload.mesh.tp, fix="choose --dp, and --ep as --dp")]
     most, window = config.text.max_positions, config.text.sliding_window
     if workload.rows:
         found += common.row_problems(workload, most)
