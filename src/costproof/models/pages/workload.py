@@ -85,7 +85,7 @@ class PageModes:
     """Whether views have a symbol for their number of tokens, Q, in addition to their side, H."""
     most_crops: int = MAX_CROPS
     splits_tower: bool = False
-    """Whether transformers' plan of tensor parallelism splits a tower, not only the decoder."""
+    """Whether transformers' plan of tensor parallelism splits the second tower, a decoder with masks of its own."""
 
     def named(self) -> tuple[NamedWorkload, ...]:
         """Return the presets with their token counts at 64 pixels per feature."""
@@ -174,7 +174,7 @@ def preset_workload(
     views = [option for option, value in {**of_page, f"the grid of {preset}": named_grid}.items() if value is not None]
     page = _of_rows(page, views, seq_len, given, problems)
     if (plan := given.pop(PLAN, None)) not in (None, OWN):
-        what = "only the plan of transformers is described for a model with towers, which it leaves whole"
+        what = "only the plan of transformers is described for a model of pages"
         problems.append(BadInput(what, where=f"--{PLAN}", expected=OWN, got=str(plan)[:80]))
     workload = common.changed(with_page(unchanged, page), given, modes.settings, problems)
     if not problems and seq_len is not None:
@@ -299,8 +299,11 @@ def page_run_problems(config: PageConfig, workload: Workload, modes: PageModes) 
     if found := [*found, *mesh_problems(config.text, whole, SPLIT_ALL)]:
         return found
     if workload.mesh.tp > 1 and modes.splits_tower:
-        what = "transformers' plan also splits a tower, whose ranks are not counted"
-        return [BadInput(what, where="--tp", expected="1", got=workload.mesh.tp, fix="choose --dp, and --ep as --dp")]
+        what = "transformers' plan also splits the second tower, whose ranks are not counted"
+        return [BadInput(what, where="--tp", expected="1", got=workload.mesh.tp, fix="choose --dp")]
+    if workload.mesh.ep > 1 and modes.splits_tower and page is not None:
+        what = "a run as one of several ranks does not tell the mask of this model's second tower"
+        return [BadInput(what, where="--ep", expected="1, or a preset without a page", got=workload.mesh.ep)]
     most, window = config.text.max_positions, config.text.sliding_window
     if workload.rows:
         found += common.row_problems(workload, most)
