@@ -270,7 +270,7 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
     Args:
         symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
     """
-    placed = [*places(workload, target.info().symbols)]
+    placed = [*places(_whole_prompt(target, workload), target.info().symbols)]
     if misplaced := [one for one in placed if one.found != one.again]:  # nothing else can be counted then
         stage = target.invocations(workload)[0].stage
         return Answer({stage: len(placed)}, (), tuple(_refuted(stage, one) for one in misplaced))
