@@ -135,7 +135,7 @@ def test_random_configurations_sum_to_one_device() -> None:
         )  # fmt: skip
         model = replace(SMALL, config=replace(SMALL.config, text=text))
         tp, dp = rng.choice((1, 2, 4)), rng.choice((1, 2))
-        mesh = {"tp": tp, "dp": dp, "ep": rng.choice((1, tp, tp * dp)), "rank": rng.randrange(tp * dp)}
+        mesh: dict[str, Any] = {"tp": tp, "dp": dp, "ep": rng.choice((1, tp, tp * dp)), "rank": rng.randrange(tp * dp)}
         run = {**rng.choice((PAGE, TEXT)), "batch": rng.randint(dp, 5), "logits": rng.choice(("all", "last"))}
         try:
             work = model.workload(**run, new_tokens=rng.randint(0, 2), **mesh)
