@@ -171,6 +171,20 @@ def test_meshes_that_are_refused(given: dict[str, Any], said: str) -> None:
     assert said in str(found.value)
 
 
+@pytest.mark.parametrize(("family", "size"), [("pages", 36), ("deepseek-v3", 20)])
+def test_shared_experts_that_ranks_cannot_divide(family: str, size: int) -> None:
+    """Whole experts of any width lie on 8 ranks, but the shared ones, which every token passes, are split over tp."""
+    model: Any
+    if family == "pages":
+        changed = replace(SMALL.config.text, heads=8, kv_heads=8, intermediate=64, moe_intermediate=size // 2)
+        model = replace(SMALL, config=replace(SMALL.config, text=changed))
+    else:
+        model = load_target(family)
+        model = model.with_keys({"expert_width": size, "shared": 1})
+    with pytest.raises(Problems, match=f"a divisor of the {size} elements of the shared experts' inner width"):
+        model.workload(text_tokens=5, tp=8, ep=8, **({"preset": "text-only"} if family == "pages" else {}))
+
+
 def test_a_tower_that_the_plan_splits_is_refused() -> None:
     model: Any = load_target("deepseek-ocr2")
     with pytest.raises(Problems, match="also splits the second tower"):

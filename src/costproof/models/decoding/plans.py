@@ -398,7 +398,8 @@ def mesh_problems(
     found += _sequence_problems(config, workload) if mesh.cp > 1 else []
     found += _stored_problems(workload, plan) if mesh.fsdp > 1 else []
     for what, size, part in _divided(config):
-        if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
+        # Experts that ranks share are whole; those that all tokens pass are divided with the others, or alone.
+        if part in plan.split and size % mesh.tp and part != ("experts" if mesh.ep > 1 else "shared"):
             expected = f"a divisor of the {size} {what}"
             why = f"tensor parallelism must divide the {what}"
             found.append(BadInput(why, where="--tp", expected=expected, got=mesh.tp))
@@ -531,3 +532,4 @@ def _divided(config: SharedDecoder) -> Iterator[tuple[str, int, Part]]:
     if any(kinds):
         inner = getattr(config, "expert_width", 0) or config.intermediate
         yield "elements of an expert's inner width", inner, "experts"
+        yield "elements of the shared experts' inner width", inner * getattr(config, "shared", 0), "shared"

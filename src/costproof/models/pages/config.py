@@ -192,6 +192,11 @@ class PageDecoderConfig(EqualHeads):
         return self.topk
 
     @property
+    def shared(self) -> int:
+        """Return the number of shared experts."""
+        return self.shared_experts
+
+    @property
     def expert_width(self) -> int:
         """Return the inner width of a routed expert."""
         return self.moe_intermediate
