@@ -155,6 +155,7 @@ def test_a_token_passes_at_most_the_experts_of_a_rank() -> None:
 ROUTED: Final = {"dispatch": "all-to-all", "pairs": "5,7;4,8"}
 """A routing of two ranks with 6 tokens of 2 choices each: 12 in a row."""
 CASES: Final = {
+    "one token": ("llama", {}, {"tp": 2, "text_tokens": 1, "batch": 1}),
     "tied heads, data parallel": ("llama", {"tied": True}, {"tp": 2, "dp": 2, "batch": 3, "rank": 3}),
     "norms of heads, steps of one row": ("qwen3", {}, {"tp": 8, "rank": 2, "batch": 1}),
     "experts by width": ("qwen3-moe", {}, {"tp": 4, "rank": 1, "new_tokens": 0}),
