@@ -394,6 +394,12 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     inner = symbols.get("text_moe", symbols.get("text_intermediate", 0))
     one = inner * symbols.get("text_hidden", 0) * element
     stacks = {one, 2 * one, 2 * one * symbols.get("text_experts", 1)}  # the first two of an expert, the last of all
+    tables = [symbols.get("text_vocab", 0) * symbols.get("text_hidden", 0) * element for found_in in of.nodes
+              if found_in.role.endswith(("embedding", "lm_head")) and found_in.cost(UNPACKED)]  # fmt: skip
+    largest = max(linear, *tables, *(stacks if True in sizes else ()), 0)
+    if sizes:
+        above = max(0, found.unpacked_bytes - largest)
+        yield Recount("memory", "the unpacked matrix", "bytes above those of all matrices", above, 0)
     if True in sizes and found.unpacked_bytes > linear:
         yield Recount("memory", "matrices of experts", "have the unpacked one", found.unpacked_bytes in stacks, True)
 

@@ -262,8 +262,9 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     ):
         for limit in (of[setting] for of in (by_cache, by_peak, by_bound) if setting in of):
             held = [p.at for p in limit.points if p.bytes <= found.memory_bytes]
-            if held and limit.outcome == "from":
-                check_recounts([Recount("", what, "fits", (_most(limit) or "") == exact(max(held)), True)])
+            if held and limit.outcome in ("from", "refused"):
+                stated = (_most(limit) or "").partition(", the most")[0]
+                check_recounts([Recount("", what, "fits", stated == exact(max(held)), True)])
         if setting in by_peak and (most := _most(by_peak[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
             if found.is_most_exact:

@@ -141,6 +141,8 @@ def roofline(
     if math is None and dtype == FLOAT8 and device.bounding_peak(FLOAT8) is None:
         # Engines unpack the weights on a device that does not multiply in eight bits.
         arithmetic, dtype = replace(arithmetic, instead={FLOAT8: run_dtype}), run_dtype
+        same = arithmetic.instead == {FLOAT8: side.workload.dtype}
+        check_recounts([Recount("", "products of weights in eight bits", "are in the dtype of the run", same, True)])
         notes = (*notes, f"{device.name} has no peak of {FLOAT8}: weights are unpacked and multiplied in {run_dtype}")
     if mesh.fsdp > 1:
         notes = (*notes, _GATHERED)
