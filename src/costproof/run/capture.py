@@ -139,7 +139,8 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         if error is not None and error.what == GRADIENTS:
             raise error
     ledgers = {s: x if s == "analytic" else in_cache_format(x, target, workload) for s, x in ledgers.items()}
-    checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
+    # The published checkpoint is of the whole model, not of a rank's part.
+    checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) and workload.mesh.one else None
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
     elif has_headers(target) and {*GRAPH_SOURCES} & {*found}:  # the others need no torch
