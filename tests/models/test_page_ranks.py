@@ -171,6 +171,14 @@ def test_meshes_that_are_refused(given: dict[str, Any], said: str) -> None:
     assert said in str(found.value)
 
 
+def test_a_rank_is_not_compared_with_the_published_checkpoint() -> None:
+    model: Any = load_target("deepseek-ocr")
+    for mesh, sources in (({}, {"analytic", "checkpoint"}), ({"tp": 2}, {"analytic"})):
+        report = count_sources(Prepared(model, model.workload(**TEXT, **mesh), ("analytic",)))
+        assert {ledger.source for ledger in report.capture.ledgers} == sources
+        assert not [f for f in report.discrepancy.findings if f.status == "unexplained"]
+
+
 @pytest.mark.parametrize(("family", "size"), [("pages", 36), ("deepseek-v3", 20)])
 def test_shared_experts_that_ranks_cannot_divide(family: str, size: int) -> None:
     """Whole experts of any width lie on 8 ranks, but the shared ones, which every token passes, are split over tp."""
