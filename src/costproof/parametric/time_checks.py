@@ -152,6 +152,32 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     yield Recount(stage.id, "floor", "bytes", stage.floor.bytes or 0, max(0, floor))
 
 
+def arithmetic_recounts(
+    counts: Folded, run: str, math: str | None, device: Device, found: tuple[Arithmetic, str]
+) -> Iterator[Recount]:
+    """Yield a second choice of the dtype of most products, and of the dtype whose peak bounds them.
+
+    Args:
+        run: the dtype of the run.
+        math: the dtype of products that the user names.
+        found: the arithmetic, and the dtype of most products.
+    """
+    arithmetic, dtype = found
+    flops: Counter[str] = Counter({run: 0})
+    for kinds in counts.rows.values():
+        for costs in (costs for of in kinds.values() for costs in of.values()):
+            other = {one: costs.get(f"{one}_flops") or 0 for one in ARITHMETIC if counts.bounds}
+            flops.update(other)
+            flops[run] += (costs.get("flops") or 0) - sum(other.values())
+    most = [one for one, n in flops.items() if n == max(flops.values())]
+    main = run if run in most or most == ["other"] else most[0]
+    unpacked = math is None and main == "float8" and device.bounding_peak(main) is None
+    chosen = math or (run if unpacked else main)
+    instead = {main: chosen} if math is not None or unpacked else None
+    yield Recount("", f"most products are in {dtype}", "is the largest sum of FLOPs", dtype == chosen, True)
+    yield Recount("", "the peak instead of another", "is that of the setting", arithmetic.instead == instead, True)
+
+
 def _named_again(arithmetic: Arithmetic, dtype: str, kind: str) -> str:
     """Return again the dtype whose peak bounds the products of an operator kind."""
     if arithmetic.instead is not None:
