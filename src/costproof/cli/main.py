@@ -29,6 +29,7 @@ from costproof.ledger.errors import (
     Bug,
     CostproofError,
     Incomplete,
+    by_its_name,
     did_you_mean,
     first_line,
 )
@@ -151,7 +152,8 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
             return no_such_setting(name, f"{path} {target} --{name}", ())
         if options:
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)
-            told.fix = OF_SOME_TARGETS.get(name, f"see {path} {shlex.quote(target)} --help")
+            fix = by_its_name(name, [option.lstrip("-") for p in options for option in p.opts])
+            told.fix = fix or OF_SOME_TARGETS.get(name, f"see {path} {shlex.quote(target)} --help")
     return told
 
 
