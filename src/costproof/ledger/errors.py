@@ -166,7 +166,7 @@ OF_SOME_TARGETS: Final = {
 """Text on which targets support a setting or choice that others reject, by its name."""
 
 
-_SAME_MEANING: Final = {"text_tokens": "seq_len", "text-tokens": "seq-len"}
+_SAME_MEANING: Final = {"text_tokens": "seq_len", "--text-tokens": "--seq-len"}
 """Name that a setting of families with formulas has for other models, by its name."""
 
 
