@@ -49,8 +49,8 @@ Any other format or key, and a tied head that no list leaves out, is exit code 3
 key says is stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3), a tied head,
 biases of zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
 nested maxima is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5 and
-4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and in the first
-three copies of the tables.
+4.6, Qwen3-Next, Qwen3.5, MiMo and MiMo-V2-Flash: a layer like the last one with full attention (MiMo-V2-Flash: with a
+window and a dense MLP), a projection, norms, and in the first three copies of the tables.
 
 ## Headers against the layout
 

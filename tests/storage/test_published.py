@@ -166,6 +166,41 @@ def test_the_module_of_mimo_by_hand() -> None:
         list(next_token_tensors(model, PLAIN, 2))
 
 
+MIMO_2 = {
+    "model_type": "mimo_v2_flash", "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 3, "vocab_size": 30,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 12, "v_head_dim": 8, "moe_intermediate_size": 24,
+    "n_routed_experts": 3, "num_experts_per_tok": 2, "tie_word_embeddings": False, "dtype": "bfloat16",
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+}  # fmt: skip
+
+
+def test_the_modules_of_mimo_v2_by_hand(tmp_path: Path) -> None:
+    """Each has its own name: attention with a window, so two key-value heads and a sink a head, and a dense MLP.
+
+    Its lists have ``model.decoder`` for all three, as SGLang names them.
+    """
+    (tmp_path / "config.json").write_text(json.dumps(MIMO_2), encoding="utf-8")
+    attention = 4 * 12 * 40 + 2 * 12 * 40 + 2 * 8 * 40 + 4 * 8 * 40 + 4
+    module = attention + 3 * 56 * 40 + 2 * 40 + 3 * 40 + 2 * 40 * 40
+    totals = [stored(f"hf:{tmp_path}", next_token=n).totals.bytes for n in range(4)]
+    assert [many - totals[0] for many in totals] == [0, 2 * module, 4 * module, 6 * module]
+    kept = {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "ignored_layers": ["model.decoder.self_attn.o_proj"],
+    }
+    found = module_of(tmp_path, MIMO_2, quantization_config=kept)
+    assert found["model.mtp.layers.*.self_attn.o_proj.weight"] == 2 * 40 * 32
+    assert found["model.mtp.layers.*.self_attn.q_proj.weight"] == 48 * 40
+    assert found["model.mtp.layers.*.eh_proj.weight"] == 2 * 40 * 80
+    assert {"model.mtp.layers.*.pre_mlp_layernorm.weight", "model.mtp.layers.*.self_attn.attention_sink_bias"} <= {
+        *found
+    }
+    with pytest.raises(BadInput, match="layers that an MTP module is like"):
+        module_of(tmp_path, MIMO_2, mlp_layer_types=["sparse"] * 3)
+
+
 TINY = {
     "model_type": "qwen3_moe", "hidden_size": 160, "intermediate_size": 96, "moe_intermediate_size": 96,
     "num_hidden_layers": 2, "vocab_size": 90, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 40,
