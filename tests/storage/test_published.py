@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.checkpoints import write_row
 
 from costproof import stored
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.generic.huggingface import huggingface
 from costproof.storage.scheme import read_scheme
 from costproof.tracers.stored_module import stored_tensors
+from tests.oracles.published import write_row
 from tests.support.running import costproof
 
 CONFIGS = Path(__file__).parents[1] / "models" / "configs"

@@ -388,7 +388,7 @@ def _check_further(
             expected=f"{expected[differing]:,} weights", got=f"{got[differing]:,}", fix=_REPORT,
         )  # fmt: skip
     if config.model_type == "mimo_v2_flash":
-        rows = sum(layer[f"self_attn.{name}_proj"] for name in "qkv") // h
+        rows: int = sum(layer[f"self_attn.{name}_proj"] for name in "qkv") // h
         return expected.total() + modules * rows * bool(config.attention_bias)
     copied = f".layers.{max(mixed or attends)}."
     biases = sum(prod(tensor.shape) for tensor in main if copied in tensor.name and tensor.name.endswith(".bias")
