@@ -46,7 +46,7 @@ def configuration(made: Path, name: str, quantised: object) -> str:
 
 LIKE_ANOTHER = {
     "Kimi-K2-Instruct-0905", "Llama-2-7B, GGUF Q5_K_M", "Mistral-Small-24B (Dolphin 3.0 R1)", "Triangulum-10B",
-    "Yi-1.5-6B", "Llama-3.2-3B", "Qwen3-1.7B",
+    "Yi-1.5-6B", "Llama-3.2-3B", "Qwen3-1.7B", "Qwen3.5-25B-REAP-A3B-Coding",
 }  # fmt: skip
 """Rows whose layout another row has: Kimi-K2-Instruct-0905 but for rotary frequencies, the others but for sizes."""
 
