@@ -26,3 +26,10 @@ def test_first_line(error: Exception, expected: str) -> None:
 )
 def test_did_you_mean(name: str, expected: str | None) -> None:
     assert did_you_mean(name, ["sam", "clip", "Model"]) == expected
+
+
+def test_a_setting_that_has_another_name_is_told_by_it() -> None:
+    """Not the most similar name, ``new_tokens``, which is another setting."""
+    told = "write seq_len, as for all models without formulas of their own"
+    assert did_you_mean("text_tokens", ["new_tokens", "seq_len"]) == told
+    assert did_you_mean("text_tokens", ["new_tokens"]) == "did you mean new_tokens?"

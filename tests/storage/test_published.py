@@ -14,6 +14,7 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.generic.huggingface import huggingface
 from costproof.storage.scheme import read_scheme
 from costproof.tracers.stored_module import stored_tensors
+from tests.oracles.published import write_row
 from tests.support.running import costproof
 
 CONFIGS = Path(__file__).parents[1] / "models" / "configs"
@@ -43,8 +44,11 @@ def configuration(made: Path, name: str, quantised: object) -> str:
     return f"hf:{file}"
 
 
-LIKE_ANOTHER = {"Kimi-K2-Instruct-0905"}
-"""It has the bytes of Kimi-K2-Instruct but for rotary frequencies, which it names."""
+LIKE_ANOTHER = {
+    "Kimi-K2-Instruct-0905", "Llama-2-7B, GGUF Q5_K_M", "Mistral-Small-24B (Dolphin 3.0 R1)", "Triangulum-10B",
+    "Yi-1.5-6B", "Llama-3.2-3B", "Qwen3-1.7B", "Qwen3.5-25B-REAP-A3B-Coding",
+}  # fmt: skip
+"""Rows whose layout another row has: Kimi-K2-Instruct-0905 but for rotary frequencies, the others but for sizes."""
 
 
 @pytest.mark.parametrize(
@@ -55,8 +59,8 @@ LIKE_ANOTHER = {"Kimi-K2-Instruct-0905"}
     ],
 )
 def test_the_bytes_of_a_published_checkpoint(row: dict[str, Any], tmp_path: Path) -> None:
-    target = configuration(tmp_path, row["config"], row["quantization_config"])
-    found = stored(target, next_token=row.get("mtp", 0))
+    target, files = write_row(row, tmp_path)
+    found = stored(target, next_token=row.get("mtp", 0), files=files)
     assert found.totals.bytes + sum(row.get("named", {}).values()) == row["bytes"]
     if "elements" in row:
         assert dict(found.totals.by_dtype) == row["elements"]
@@ -160,6 +164,41 @@ def test_the_module_of_mimo_by_hand() -> None:
     }
     with pytest.raises(BadInput, match="at most 1"):
         list(next_token_tensors(model, PLAIN, 2))
+
+
+MIMO_2 = {
+    "model_type": "mimo_v2_flash", "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 3, "vocab_size": 30,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 12, "v_head_dim": 8, "moe_intermediate_size": 24,
+    "n_routed_experts": 3, "num_experts_per_tok": 2, "tie_word_embeddings": False, "dtype": "bfloat16",
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+}  # fmt: skip
+
+
+def test_the_modules_of_mimo_v2_by_hand(tmp_path: Path) -> None:
+    """Each has its own name: attention with a window, so two key-value heads and a sink a head, and a dense MLP.
+
+    Its lists have ``model.decoder`` for all three, as SGLang names them.
+    """
+    (tmp_path / "config.json").write_text(json.dumps(MIMO_2), encoding="utf-8")
+    attention = 4 * 12 * 40 + 2 * 12 * 40 + 2 * 8 * 40 + 4 * 8 * 40 + 4
+    module = attention + 3 * 56 * 40 + 2 * 40 + 3 * 40 + 2 * 40 * 40
+    totals = [stored(f"hf:{tmp_path}", next_token=n).totals.bytes for n in range(4)]
+    assert [many - totals[0] for many in totals] == [0, 2 * module, 4 * module, 6 * module]
+    kept = {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "ignored_layers": ["model.decoder.self_attn.o_proj"],
+    }
+    found = module_of(tmp_path, MIMO_2, quantization_config=kept)
+    assert found["model.mtp.layers.*.self_attn.o_proj.weight"] == 2 * 40 * 32
+    assert found["model.mtp.layers.*.self_attn.q_proj.weight"] == 48 * 40
+    assert found["model.mtp.layers.*.eh_proj.weight"] == 2 * 40 * 80
+    assert {"model.mtp.layers.*.pre_mlp_layernorm.weight", "model.mtp.layers.*.self_attn.attention_sink_bias"} <= {
+        *found
+    }
+    with pytest.raises(BadInput, match="layers that an MTP module is like"):
+        module_of(tmp_path, MIMO_2, mlp_layer_types=["sparse"] * 3)
 
 
 TINY = {

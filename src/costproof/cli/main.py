@@ -29,6 +29,7 @@ from costproof.ledger.errors import (
     Bug,
     CostproofError,
     Incomplete,
+    by_its_name,
     did_you_mean,
     first_line,
 )
@@ -154,6 +155,8 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
             return no_such_setting(name, f"{path} {target} --{name}", ())
         if options:
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)
+            if fix := by_its_name(error.option_name, [option for p in options for option in p.opts]):
+                return BadInput(f"no such option {error.option_name!r}", where=path, expected=told.expected, fix=fix)
             told.fix = OF_SOME_TARGETS.get(name, f"see {path} {shlex.quote(target)} --help")
     return told
 

@@ -65,7 +65,7 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "expert_kernel": "the sources execute the experts with different kernels",
     "vector_counted": "a counter adds norms, biases or elementwise work to its products",
     "double_counting": "a counter counts an operator, and again the operators that it is made of",
-    "checkpoint_contents": "the files of the checkpoint have more, or less, than its configuration states",
+    "checkpoint_contents": "a checkpoint, or what is loaded of it, has more or less than its configuration states",
     "call_count": "the sources run the module a different number of times, at the same cost per call",
     "formula_term": "a closed formula lacks a term, has one too many, or has a wrong factor",
     "source_disagreement": "two sources that should see the same work do not",

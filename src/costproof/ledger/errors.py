@@ -166,6 +166,16 @@ OF_SOME_TARGETS: Final = {
 """Text on which targets support a setting or choice that others reject, by its name."""
 
 
+_SAME_MEANING: Final = {"text_tokens": "seq_len", "--text-tokens": "--seq-len"}
+"""Name that a setting of families with formulas has for other models, by its name."""
+
+
+def by_its_name(name: str, known: Collection[str]) -> str | None:
+    """Return the fix for a setting that this target has by another name; ``None`` if it has none."""
+    other = _SAME_MEANING.get(name)
+    return f"write {other}, as for all models without formulas of their own" if other in known else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """Return ``did you mean decode?`` for the most similar known name, ignoring case; ``None`` if none is similar.
 
@@ -173,8 +183,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """
     from difflib import get_close_matches
 
+    known = tuple(known)
     if name in OF_SOME_TARGETS:
         return OF_SOME_TARGETS[name]
+    if told := by_its_name(name, known):
+        return told
 
     by_lower = {k.lower(): k for k in known}
     longer = [k for k in by_lower if k.startswith(f"{name.lower()}-")]

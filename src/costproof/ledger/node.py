@@ -145,7 +145,7 @@ class Ledger(NotebookRepr):
     attributes_bytes: int = 0
     """Bytes of tensors that are plain attributes of modules, not parameters or buffers, if at least 1 MB."""
     differences: tuple[StatedDifference, ...] = ()
-    """Known differences of a checkpoint's headers from its derived layout; empty for other sources."""
+    """Known differences from a checkpoint's derived layout: of its headers, and of what a run loads; else empty."""
 
     def __repr__(self) -> str:
         """Return a summary in one line, since a notebook must not print a thousand nodes."""

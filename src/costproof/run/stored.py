@@ -213,7 +213,7 @@ def _param_recounts(
     yield Recount("checkpoint", "packed matrices", "biases of zeros", more, packed)
 
 
-_USUAL: Final = {"qwen3_next": 1}
+_USUAL: Final = {"qwen3_next": 1, "mimo_v2_flash": 3}
 """Model type -> MTP modules of its checkpoints, where no key of the configuration gives their number."""
 
 
@@ -338,11 +338,12 @@ _FURTHER: Final[Mapping[str, Mapping[str, str]]] = {
     r"model\.mtp_layers\.\d+\.": {
         "input_proj": "h 2h", "token_layernorm": "h", "hidden_layernorm": "h", "final_layernorm": "h",
     },
+    r"model\.mtp\.layers\.\d+\.": {"eh_proj": "h 2h, plain", "enorm": "h", "hnorm": "h", "final_layernorm": "h"},
 }  # fmt: skip
 """Tensors that an MTP module has in addition to a decoder layer, by a pattern of module names.
 
 What is plain has the dtype of the table, whatever else is quantised. Source: headers of DeepSeek-V3 and GLM-4.5,
-Qwen3-Next, MiMo-7B.
+Qwen3-Next, MiMo-7B, MiMo-V2.
 """
 
 
@@ -367,7 +368,8 @@ def _check_further(
             layers[int(found[1])][found[2]] += tensor.count * (tensor.stands_for or prod(tensor.shape))
     attends = [i for i, parts in layers.items() if any(part.startswith("self_attn.") for part in parts)]
     mixed = [i for i in attends if any(".experts." in part for part in layers[i])]
-    expected = Counter({part: modules * size for part, size in layers[max(mixed or attends)].items()})
+    layer = _layer_of_mimo_2(config) if config.model_type == "mimo_v2_flash" else layers[max(mixed or attends)]
+    expected = Counter({part: modules * size for part, size in layer.items()})
     got: Counter[str] = Counter()
     beginnings: set[str] = set()
     for path, tensor in _weights(further):
@@ -385,10 +387,28 @@ def _check_further(
             "MTP modules (--mtp) differ from those in published headers", where=differing,
             expected=f"{expected[differing]:,} weights", got=f"{got[differing]:,}", fix=_REPORT,
         )  # fmt: skip
+    if config.model_type == "mimo_v2_flash":
+        rows: int = sum(layer[f"self_attn.{name}_proj"] for name in "qkv") // h
+        return expected.total() + modules * rows * bool(config.attention_bias)
     copied = f".layers.{max(mixed or attends)}."
     biases = sum(prod(tensor.shape) for tensor in main if copied in tensor.name and tensor.name.endswith(".bias")
                  and tensor.name in names)  # fmt: skip
     return expected.total() + modules * biases
+
+
+def _layer_of_mimo_2(config: Any) -> Counter[str]:
+    """Return the weights of each part of the layer in an MTP module of MiMo-V2-Flash.
+
+    Its attention has a window, twice the key-value heads of full attention, and a sink for each head; its MLP is dense.
+    Source: SGLang, ``mimo_v2_flash_nextn.py``.
+    """
+    h, heads, groups = config.hidden_size, config.num_attention_heads, 2 * config.num_key_value_heads
+    return Counter({
+        "self_attn.q_proj": h * heads * config.head_dim, "self_attn.k_proj": h * groups * config.head_dim,
+        "self_attn.v_proj": h * groups * config.v_head_dim, "self_attn.o_proj": h * heads * config.v_head_dim,
+        "self_attn": heads, "input_layernorm": h, "pre_mlp_layernorm": h,
+        **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), h * config.intermediate_size),
+    })  # fmt: skip
 
 
 def _weights(tensors: Iterable[StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:

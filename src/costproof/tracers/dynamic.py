@@ -241,6 +241,7 @@ def dynamic_ledger(
         notes=(*notes, *storage.notes),
         attributes_bytes=built.attributes_bytes,
         bounds=True,
+        differences=storage.differences,
     )
     ledger = with_unpacking(ledger, matrices_of(target, built.model, workload), workload.dtype)
     if stray := {n.stage for n in ledger.nodes} - set(ledger.stages):

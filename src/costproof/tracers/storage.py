@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +13,7 @@ from unittest import mock
 
 from costproof.ledger.errors import first_line
 from costproof.ledger.metrics import STORAGE, Metric
+from costproof.ledger.node import StatedDifference
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
 from costproof.models.native import NOT_KNOWN, STORED_IN_PARTS
 from costproof.models.target import Target, WithStorage
@@ -38,6 +40,8 @@ class ModuleStorage:
     modules: Mapping[str, Costs] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
     notes: tuple[str, ...] = ()
+    differences: tuple[StatedDifference, ...] = ()
+    """What a run holds otherwise than the layout, with the reason."""
 
 
 def storage_by_layout(
@@ -107,7 +111,7 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
         tensor = tensors[name]
         dtype = made.dtypes.get(name, dtype_name(tensor.dtype))
         described = name.rpartition(".")[2].startswith(_DESCRIPTION)
-        _hold(found, name, 0 if described else tensor.numel() * _ITEM[dtype] if name in made.dtypes else size)
+        _hold(found, name, 0 if described else size)
         costs = found[name.rpartition(".")[0]]
         if described and any(rule.format.undetermined() for rule in scheme.rules):
             costs["stored_bytes"] = costs["stored_elements"] = None
@@ -118,7 +122,11 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
                 before = costs[metric]
                 costs[metric] = None if before is None else before + tensor.numel() * size_of
     known = _known(found, scheme)
-    return replace(known, notes=(*known.notes, *made.notes))
+    wider = Counter[str]()
+    for name, dtype in made.dtypes.items():
+        wider[name.rpartition(".")[0]] += tensors[name].numel() * (ITEM_BYTES["float32"] - _ITEM[dtype])
+    differences = tuple(StatedDifference(path, "resident_bytes", LOADED, more) for path, more in wider.items())
+    return replace(known, notes=(*known.notes, *made.notes), differences=differences)
 
 
 _ITEM: Final = {
@@ -128,6 +136,9 @@ _ITEM: Final = {
 """Bytes of an element by dtype, including the dtypes of quantised weights and of buffers."""
 NOT_OF_RUN: Final = "stored and resident bytes have no dynamic source"
 UNPACKED: Final = "stored and resident bytes are of the module as transformers builds it; the run unpacks the weights"
+
+
+LOADED: Final = "transformers converts these scales and biases to float32 as it loads them"
 
 
 class NotBuilt(Exception):
@@ -183,14 +194,11 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
     producers = {getattr(rule.format, "scale_dtype", "F32") for rule in scheme.rules}
     narrow = next((name for name, kind in STORED_AS.items() if kind in producers), "float32")
     dtypes: dict[str, str] = {}
-    wider = 0
     for name, parameter in made.named_parameters():
         in_files = narrow if name.endswith("_scale_inv") else before.get(name, "float32")
         if parameter.dtype.itemsize == ITEM_BYTES["float32"] and in_files != "float32":
             dtypes[name] = in_files
-            wider += parameter.numel() * (ITEM_BYTES["float32"] - _ITEM[in_files])
-    loaded = f"transformers converts scales and biases to float32 as it loads them, {wider:,} B more than are counted"
-    return BuiltQuantised(made, dtypes, (UNPACKED, *([loaded] if wider else [])))
+    return BuiltQuantised(made, dtypes, (UNPACKED,))
 
 
 def _built_fp8(model: Any, described: dict[str, Any]) -> None:

@@ -61,6 +61,13 @@ class FurtherModule:
     """Configuration key with the number of modules."""
     usual: int = 0
     """Number of modules if the configuration does not have the key."""
+    attention: str = "full_attention"
+    """Kind of the layer that a module is like; of several, the last one."""
+    is_dense: bool = False
+    """Whether the MLP is that of a layer without experts."""
+    post_norm: str = "post_attention_layernorm"
+    listed: str = ""
+    """Another name by which lists of unquantised modules have the layer."""
 
 
 _OF_DEEPSEEK: Final = FurtherModule(
@@ -75,6 +82,12 @@ _OF_MIMO: Final = FurtherModule(
     "model.mtp_layers.{i}.", "model.mtp_layers.{i}.input_proj",
     tuple(f"model.mtp_layers.{{i}}.{name}" for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")),
 )  # fmt: skip
+_OF_MIMO_2: Final = FurtherModule(
+    "model.mtp.layers.{i}.", "model.mtp.layers.{i}.eh_proj",
+    tuple(f"model.mtp.layers.{{i}}.{name}" for name in ("enorm", "hnorm", "final_layernorm")),
+    is_quantised=False, usual=3, attention="sliding_attention", is_dense=True, post_norm="pre_mlp_layernorm",
+    listed="model.decoder.",
+)  # fmt: skip
 FURTHER: Final[dict[str, FurtherModule]] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe"), _OF_DEEPSEEK),
     "qwen3_next": _OF_QWEN,
@@ -83,9 +96,10 @@ FURTHER: Final[dict[str, FurtherModule]] = {
         replace(_OF_QWEN, key="mtp_num_hidden_layers", usual=0),
     ),
     "mimo": _OF_MIMO,
+    "mimo_v2_flash": _OF_MIMO_2,
 }
 """Multi-token prediction modules by model type; sources: DeepSeek-V3's report, vLLM ``glm4_moe_mtp.py``,
-``qwen3_next_mtp.py`` and ``mimo_mtp.py``.
+``qwen3_next_mtp.py`` and ``mimo_mtp.py``, SGLang ``mimo_v2_flash_nextn.py``.
 """
 
 
@@ -427,9 +441,10 @@ def _is_transposed(module: nn.Module) -> bool:
 def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Iterator[StoredTensor]:
     """Yield the tensors of multi-token prediction modules, as checkpoints store them.
 
-    A module is a layer like the last one with full attention, a projection [h, 2 h] of embedding and hidden state,
-    three norms, and in some families copies of the embedding and of the output projection. The class in transformers
-    lacks these modules. Rules of the scheme see the names that the layer has in the module.
+    A module is a layer like the last one with full attention (MiMo-V2: with a window, and the MLP of a dense layer), a
+    projection [h, 2 h] of embedding and hidden state, three norms, and in some families copies of the embedding and of
+    the output projection. The class in transformers lacks these modules. Rules of the scheme see the names that the
+    layer has in the module.
 
     Raises:
         BadInput: the checkpoint of this model is not known to have such modules, or not so many.
@@ -445,9 +460,17 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
     config, base = attribute(model, "config").get_text_config(), attribute(model, "model")
     layers = attribute(attribute(base, "language_model", base), "layers")
     kinds = list(attribute(config, "layer_types", None) or ())
-    full = max((i for i, kind in enumerate(kinds) if kind == "full_attention"), default=len(layers) - 1)
-    path = next(path for path, module in model.named_modules() if module is layers[full])
-    copied, width = f"{checkpoint_names(model).module(path)}.", config.hidden_size
+    last = max((i for i, kind in enumerate(kinds) if kind == family.attention), default=len(layers) - 1)
+    dense = last
+    if family.is_dense:
+        like = list(attribute(config, "mlp_layer_types", None) or ())[: len(layers)]
+        if family.attention not in kinds or "dense" not in like:
+            raise BadInput("the layers that an MTP module is like are not in this model", where="--mtp",
+                           expected=f"layers {family.attention} and dense", got=", ".join({*kinds, *like}))  # fmt: skip
+        dense = max(i for i, kind in enumerate(like) if kind == "dense")
+    names, paths = checkpoint_names(model), {id(module): path for path, module in model.named_modules()}
+    copied, of_mlp = (f"{names.module(paths[id(layers[i])])}." for i in (last, dense))
+    width = config.hidden_size
     dtype = _dtype(attribute(model, "get_input_embeddings")().weight)
     sizes = [tuple(attribute(model, f"get_{part}_embeddings")().weight.shape) for part in ("input", "output")]
     seen: set[str] = set()
@@ -455,9 +478,11 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
         layer, projection, *others = (
             name.format(n=len(layers) + i, i=i) for name in (family.layer, family.projection, *family.norms)
         )
-        for tensor in stored_tensors(model, _renamed(scheme, copied, layer)):
-            if tensor.name.startswith(copied):
-                yield replace(tensor, name=layer + tensor.name.removeprefix(copied))
+        for start in dict.fromkeys((copied, of_mlp)):
+            for tensor in stored_tensors(model, _renamed(scheme, start, layer, family.listed)):
+                part = tensor.name.removeprefix(start)
+                if tensor.name.startswith(start) and (of_mlp if part.startswith("mlp.") else copied) == start:
+                    yield replace(tensor, name=layer + part.replace("post_attention_layernorm", family.post_norm))
         tensors = [StoredTensor(f"{name}.weight", dtype, (width,)) for name in others]
         place = LinearModule(projection, columns=2 * width, rows=width, in_layers=in_numbered_layer(projection))
         of = scheme.format_of(place) if family.is_quantised else None
@@ -471,14 +496,20 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
         seen |= {tensor.name for tensor in tensors}
 
 
-def _renamed(scheme: Reading, old: str, new: str) -> Reading:
-    """Return a scheme or reading that treats modules below one name as if they were below another."""
+def _renamed(scheme: Reading, old: str, new: str, listed: str = "") -> Reading:
+    """Return a scheme or reading that treats modules below one name as if they were below another.
+
+    Args:
+        listed: a further name by which lists may have them.
+    """
     if isinstance(scheme, LibraryReading):
-        return replace(scheme, prefix=(old, new))
+        return replace(scheme, prefix=(old, new), listed=listed)
 
     def moved(module: LinearModule) -> LinearModule:
-        inside = module.path.startswith(old)
-        return replace(module, path=new + module.path.removeprefix(old), own_path="") if inside else module
+        if not module.path.startswith(old):
+            return module
+        rest = module.path.removeprefix(old)
+        return replace(module, path=new + rest, own_path=listed + rest if listed else "")
 
     rules = (Rule(rule.format, lambda m, rule=rule: rule.applies(moved(m))) for rule in scheme.rules)  # type: ignore[misc]
     return replace(scheme, rules=tuple(rules))

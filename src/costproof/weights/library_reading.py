@@ -85,6 +85,8 @@ class LibraryReading:
     """Names in the configuration's list of unquantised modules, with those that transformers adds."""
     prefix: tuple[str, str] = ("", "")
     """Prefix of module paths, and the prefix under which lists name these modules."""
+    listed: str = ""
+    """A further prefix under which lists may name them."""
 
     @property
     def stacked(self) -> bool:
@@ -124,6 +126,8 @@ class LibraryReading:
 
     def _format_of(self, place: LinearModule) -> Format | None:
         paths = tuple(self._listed(path) for path in place.paths)
+        if self.listed and place.path.startswith(self.prefix[0]):
+            paths = (*paths, self.listed + place.path.removeprefix(self.prefix[0]))
         if not self.method or not _TAKES[self.method](place):
             return None
         settings = self._settings_of(place, paths)

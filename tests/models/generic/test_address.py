@@ -132,6 +132,21 @@ def test_what_was_chosen_is_said(named: list[str], said: tuple[str, ...], tmp_pa
     assert tuple(job.notes) == said
 
 
+def test_a_configuration_of_a_part_names_the_class_of_the_whole(tmp_path: Path) -> None:
+    """As files of models that were cut out of one with vision: the class of the text is built, with its 2 layers."""
+    part = {
+        "model_type": "gemma3_text", "architectures": ["Gemma3ForConditionalGeneration"], "hidden_size": 32,
+        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 16, "vocab_size": 40,
+    }  # fmt: skip
+    found = load_target(written(tmp_path, part))
+    assert isinstance(found, GenericTarget)
+    model = found.build(found.workload())
+    assert type(model).__name__ == "Gemma3ForCausalLM"
+    said = "the configuration is that of a part of Gemma3ForConditionalGeneration: Gemma3ForCausalLM is counted"
+    assert found.export_jobs(model, found.workload())[0].notes[0] == said
+
+
 def test_code_of_its_own_must_be_trusted(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("raise SystemExit('this ran')", encoding="utf-8")
     named = written(tmp_path, {**ERNIE, "model_type": "own", "auto_map": {"AutoModel": "own.Own"}})

@@ -231,13 +231,15 @@ class HuggingFace:
             build, name = self._remote(named)
             return build, f"{name}, the code of {Path(self.code).name}", (f"ran the code in {Path(self.code).name}",)
         own = _class_named(named[0]) if named else None
-        if own is not None and has_attribute(own, "_from_config"):
+        whole = own is not None and _is_of_part(own, type(self.config()))
+        if own is not None and has_attribute(own, "_from_config") and not whole:
             notes = (_headless(named[0]),) if _is_base(named[0]) else ()
             return own._from_config, f"{named[0]} of transformers", notes
         kind: Any = type(self.config())
         model = auto_class(kind)
         found = str(model.__name__)
         why = f"transformers has no class {named[0]}" if named else "the configuration names no class"
+        why = f"the configuration is that of a part of {named[0]}" if whole else why
         notes = (f"{why}: {found} is counted", *((_headless(found),) if _is_base(found) else ()))
         return model._from_config, f"{found} of transformers", notes
 
@@ -249,6 +251,13 @@ class HuggingFace:
         place = next((p for p in places.values() if named and p.endswith(f".{named[0]}")), next(iter(places.values())))
         made = get_class_from_dynamic_module(place, str(self.code), local_files_only=True)
         return made._from_config, place.rpartition(".")[2]
+
+
+def _is_of_part(model: Any, kind: Any) -> bool:
+    """Return whether a class takes a configuration that has one of this kind as a part, such as ``text_config``."""
+    of = attribute(model, "config_class", None)
+    parts = attribute(of, "sub_configs", None) or {}
+    return of is not kind and any(part is kind for part in parts.values())
 
 
 def _make_long_frequencies(model: nn.Module) -> None:
