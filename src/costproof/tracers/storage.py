@@ -186,7 +186,9 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
     wider = 0
     for name, parameter in made.named_parameters():
         in_files = narrow if name.endswith("_scale_inv") else before.get(name, "float32")
-        if parameter.dtype.itemsize == ITEM_BYTES["float32"] and in_files != "float32":
+        if name.endswith("_scale_inv") and parameter.dtype.itemsize == 1 and producers == {"F32"}:
+            dtypes[name] = "float32"  # powers of two, which transformers would write in E8M0
+        elif parameter.dtype.itemsize == ITEM_BYTES["float32"] and in_files != "float32":
             dtypes[name] = in_files
             wider += parameter.numel() * (ITEM_BYTES["float32"] - _ITEM[in_files])
     loaded = f"transformers converts scales and biases to float32 as it loads them, {wider:,} B more than are counted"

@@ -300,6 +300,8 @@ def _of_bitsandbytes(settings: Settings, _: str) -> Format:
 
 
 def _of_gptq(settings: Settings, _: str) -> Format:
+    if settings.get("is_marlin_format"):
+        raise UnknownFormat("gptq", "its library stores tiles of Marlin (is_marlin_format)")
     by_gptqmodel = re.search("gptqmodel", json.dumps((settings.get("meta") or {}).get("quantizer")), re.IGNORECASE)
     size = settings["group_size"]
     return formats.Gptq(settings["bits"], size if size and size > 0 else None, zero_bias=not by_gptqmodel)
@@ -358,11 +360,17 @@ def _fits_torchao(of: Format, place: LinearModule) -> bool:
     return not in_fp8 or not (place.rows % 16 or place.columns % 16)
 
 
+def _of_fp8(settings: Settings, model_type: str) -> Format:
+    """Return the format of transformers' FP8Linear, whose weights are in E4M3."""
+    named = str(settings.get("fmt") or "e4m3").removeprefix("float8_").removesuffix("fn")
+    if named != "e4m3":
+        raise UnknownFormat("fp8", f"its library multiplies in E4M3, not in {named[:40]}")
+    block, is_static = settings.get("weight_block_size"), settings.get("activation_scheme") == "static"
+    return formats.Fp8(tuple(block) if block else None, is_static, settings.get("scale_fmt") == "ue8m0", model_type)
+
+
 _FORMATS: Final[Mapping[str, Callable[[Settings, str], Format]]] = {
-    "fp8": lambda s, model_type: formats.Fp8(
-        tuple(s["weight_block_size"]) if s.get("weight_block_size") else None, s.get("activation_scheme") == "static",
-        s.get("scale_fmt") == "ue8m0", model_type,
-    ),
+    "fp8": _of_fp8,
     "bitsandbytes": _of_bitsandbytes,
     "awq": lambda s, _: formats.Awq(4, s.get("group_size") or s["q_group_size"]),
     "gptq": _of_gptq,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,12 +113,12 @@ def seen(first: int, last: int, kind: str) -> int:
 
     A query sees keys up to its own: all, those of its own chunk of 6, or the last 6.
     """
-    allowed = {
+    allowed: dict[str, Callable[[int, int], bool]] = {
         "full_attention": lambda query, key: True,
         "chunked_attention": lambda query, key: query // 6 == key // 6,
         "sliding_attention": lambda query, key: query - key < 6,
-    }[kind]
-    return 4 * sum(allowed(query, key) for query in range(first, last) for key in range(query + 1))
+    }
+    return 4 * sum(allowed[kind](query, key) for query in range(first, last) for key in range(query + 1))
 
 
 def of_kinds(kinds: tuple[str, ...]) -> dict[str, Any]:
