@@ -161,8 +161,8 @@ class LlmInt8(Format):
 
     @property
     def products(self) -> str:
-        """Return the dtype of matrix products: ``other``, for integers, since inputs are quantised too."""
-        return "" if not self.title else "other"
+        """Return the dtype of matrix products: int8, since inputs are quantised too."""
+        return "int8" if self.title else ""
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], its scales SCB [rows], and the number of the weight's memory layout."""
@@ -218,7 +218,9 @@ class CompressedTensors(Format):
         """Return the dtype of matrix products if inputs are quantised like weights; empty: weights are unpacked."""
         if not self.inputs or self.layout in ("pack-quantized", "mxfp4-pack-quantized"):
             return ""
-        return "float8" if self.is_float and self.bits == 8 else "other"
+        if self.bits != 8:
+            return "other"
+        return "float8" if self.is_float else "int8"
 
     @property
     def unit(self) -> tuple[int, int]:
@@ -509,7 +511,7 @@ class TorchaoEightBit(Format):
         """Return the dtype of matrix products if inputs are quantised too; else empty: weights are unpacked."""
         if not self.dynamic:
             return ""
-        return "other" if self.dtype == "I8" else "float8"
+        return "int8" if self.dtype == "I8" else "float8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return data [rows, columns], scales [rows, groups] or [1, 1], and zero points if weights are integers."""

@@ -45,10 +45,10 @@ def products_stated(described: str) -> frozenset[str] | None:
             return frozenset({"float8"})
         case "bitsandbytes":
             four = any(value for key, value in every if key.removeprefix("_") == "load_in_4bit")
-            return frozenset({"" if four else "other"})
+            return frozenset({"" if four else "int8"})
         case "torchao":
             kind = stated.get("_type", "")
-            return frozenset({("other" if "int8" in kind else "float8") if "dynamicactivation" in kind else ""})
+            return frozenset({("int8" if "int8" in kind else "float8") if "dynamicactivation" in kind else ""})
         case "gptq" | "awq" | "mxfp4":
             return frozenset({""})
         case "compressed-tensors":
@@ -70,7 +70,8 @@ def _of_inputs(group: Settings, usual: str | None) -> str:
     weights, layout = group.get("weights") or {}, group.get("format") or usual
     if not group.get("input_activations") or layout in ("pack-quantized", "mxfp4-pack-quantized"):
         return ""
-    return "float8" if (weights.get("type"), weights.get("num_bits", 8)) == ("float", 8) else "other"
+    numbers = {"float": "float8", "int": "int8"}.get(weights.get("type") or "int", "other")
+    return numbers if weights.get("num_bits", 8) == 8 else "other"
 
 
 @dataclass(frozen=True, slots=True)
