@@ -57,7 +57,7 @@ class Causal(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True)
 class Table(Causal):
     def __init__(self): super().__init__(); self.weight = nn.Parameter(torch.ones(3))
-def inputs(): return {"query": torch.ones(1, 2, 5, 8, dtype=torch.bfloat16), "key": torch.ones(1, 2, 5, 8, dtype=torch.bfloat16)}
+def inputs(): return {name: torch.ones(1, 2, 5, 8, dtype=torch.bfloat16) for name in ("query", "key")}
 def causal(): return Causal(), inputs()
 def table(): return Table(), inputs()
 """
