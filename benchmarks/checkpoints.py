@@ -44,8 +44,9 @@ costproof fits gpt-oss-20b --memory 20GB                            # weights as
   16 bits.
 
 Any other format or key, and a tied head that no list leaves out, is exit code 3 with its name and no number. What no
-key says is stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3), a tied head,
-biases of zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
+key says is stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3; where `scale_fmt`
+is `ue8m0`, F8_E8M0 as in DeepSeek-V4 and transformers, but float32 in DeepSeek-V3.1 and V3.2), a tied head, biases of
+zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
 nested maxima is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5 and
 4.6, Qwen3-Next, Qwen3.5, MiMo and MiMo-V2-Flash: a layer like the last one with full attention (MiMo-V2-Flash: with a
 window and a dense MLP), a projection, norms, and in the first three copies of the tables.

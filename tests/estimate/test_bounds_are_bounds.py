@@ -27,7 +27,7 @@ from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.kept import FirstKnown, kept_work
 from costproof.opgraph.mask_bands import band_pairs
-from costproof.reports.roofline import floor_sentence, module_bound_sentence, omission_notes
+from costproof.reports.roofline import floor_sentence, module_bound_sentence, omission_notes, peak_notes
 from tests.support.opcalls import call, value
 
 RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
@@ -233,7 +233,9 @@ def op(name: str, *dtypes: str, out: str, **attrs: Any) -> OpCall:
         (op("aten.mm", "bfloat16", "bfloat16", out="float32"), "bfloat16"),
         (op("aten._scaled_mm", "float8_e4m3fn", "float8_e4m3fn", "float32", out="bfloat16"), "float8"),
         (op("aten._weight_int8pack_mm", "bfloat16", "int8", "bfloat16", out="bfloat16"), "bfloat16"),
-        (op("aten._int_mm", "int8", "int8", out="int32"), "other"),
+        (op("aten._int_mm", "int8", "int8", out="int32"), "int8"),
+        (op("aten.mm", "int32", "int32", out="int32"), "other"),
+        (op("aten.mm", "int8", "int32", out="int32"), "other"),
         (op("aten.linear", "float32", "float32", out="float32", autocast="bfloat16"), "bfloat16"),
         (op("aten.mm", "complex64", "complex64", out="complex64"), "float32"),
         (op("aten.mm", "float4_e2m1fn_x2", "bfloat16", out="bfloat16"), "other"),
@@ -247,6 +249,37 @@ def test_the_dtype_of_an_operator(one: OpCall, dtype: str) -> None:
 def folded(**costs: int | None) -> Folded:
     rows: RowTree = {"s": {"p": {"mm": {"flops": 12, **costs}, "": {"floor_bytes": 0}}}}
     return Folded(("flops", "floor_bytes"), ("s",), rows, bounds=True)
+
+
+OCTETS: Final = Device(
+    "octets", "a published one", "published", {},
+    (*(DevicePeak(dtype, 10**25, "dense", "matrix", ()) for dtype in RATES),
+     DevicePeak("int8", 10**9, "dense", "matrix", ())), DeviceFigure(10**18, ()),
+)  # fmt: skip
+"""Products of int8 alone take time."""
+ROWS: Final = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+EACH_TOKEN: Final = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+OF_INT8: Final[dict[str, dict[str, Any]]] = {
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "W8A8": {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"],
+             "config_groups": {"a": {"targets": ["Linear"], "weights": ROWS, "input_activations": EACH_TOKEN}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_INT8)
+def test_products_of_int8_take_the_time_of_int8(name: str, tmp_path: Path) -> None:
+    """Of 7 tokens in a layer of q and o 64 x 64, k and v 64 x 32, and three of 64 x 96; the head has bfloat16."""
+    (tmp_path / "m.json").write_text(json.dumps({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 40,
+        "dtype": "bfloat16", "tie_word_embeddings": False, "quantization_config": OF_INT8[name],
+    }))  # fmt: skip
+    target = f"hf:{tmp_path / 'm.json'},text_tokens=7,new_tokens=0"
+    took = seconds(api.roofline(target, on=OCTETS))
+    expected = Fraction(2 * 7 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96), 10**9)
+    assert expected <= took < expected + Fraction(1, 10**12)
+    said = peak_notes(api.roofline(target, on="h200-sxm"))
+    assert "No source gives a dense peak for products in int8: they take no time here." in said
 
 
 def test_several_dtypes_in_one_row() -> None:

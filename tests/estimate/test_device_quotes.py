@@ -27,7 +27,7 @@ KINDS: Final = {"bandwidth": "rate", "interconnect": "rate", "network": "rate", 
 N: Final = r"(\d[\d,]*(?:\.\d+)?(?:e\d+)?)"
 DTYPES: Final = {
     "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "fp8": "float8",
-    "tf32": "tf32", "fp32": "float32", "fp64": "float64",
+    "tf32": "tf32", "fp32": "float32", "fp64": "float64", "int8": "int8",
 }  # fmt: skip
 KEYS: Final[list[tuple[str, str, int | Fraction]]] = [
     ("bandwidth", rf"memory_bw={N}", G),

@@ -115,7 +115,13 @@ def test_memory_that_is_left_to_the_runtime() -> None:
         assert (found.memory_bytes, found.reserve_bytes) == (72 * 10**9, 8 * 10**9)
         assert limit(found, "batch", LIVE).at == (72 * 10**9 - LASTING) // (512 * PROMPT) + 1 == 277
     assert "left to the runtime, by --reserve" in fits_text(found)
-    for wrong in ("80GB", "1.0", "-1", "a tenth"):
+    assert "none of these numbers" not in fits_text(found)
+    assert "--reserve leaves room for it, as much as the caller says" in fits_text(found)
+    for nothing in ("0", "0GB", "0.0", 0, None):
+        found = api.fits("llama-3.1-8b", on="h100-sxm", reserve=nothing)
+        assert (found.memory_bytes, found.reserve_bytes) == (80 * 10**9, 0)
+    assert "What a runtime takes for itself is in none of these numbers." in fits_text(found)
+    for wrong in ("80GB", "1.0", "-1", "a tenth", ""):
         with pytest.raises(BadInput):
             api.fits("llama-3.1-8b", on="h100-sxm", reserve=wrong)
 

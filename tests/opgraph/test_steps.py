@@ -43,3 +43,36 @@ def test_what_is_no_straight_line_is_unknown() -> None:
     assert floor_over_steps([4, 8, 12, 16, 20], 10, [1, 1, 1, 1, 2]) is None
     # A line that falls, of a table that is not read whole in the end.
     assert floor_over_steps([20, 16, 12, 8, 4], 10, [1] * 5) is None
+
+
+def seen_over_steps(context: int, count: int, chunk: int) -> int | None:
+    """The sum from the sampled steps of the keys that a chunk leaves, behind what grows by 3 a step."""
+    steps = [
+        DecodeStep(context + i, (CostNode("decode", "steps", "", "", {FLOOR: 3 * i + (context + i) % chunk + 1}),), {})
+        for i in sampled_steps(count, context, chunk)
+    ]
+    (node,), _ = sum_traced_steps(steps, count)
+    return node.costs[FLOOR]
+
+
+@pytest.mark.parametrize("chunk", [2, 5, 6, 8, 1000])
+def test_steps_within_chunks_are_added_piece_by_piece(chunk: int) -> None:
+    for context, count in product((0, 1, 4, 5, 7, 999), (1, 2, 3, 4, 5, 6, 7, 9, 13, 20)):
+        by_adding = sum(3 * i + (context + i) % chunk + 1 for i in range(count))
+        # Many pieces are not sampled one by one: they are on no line.
+        assert seen_over_steps(context, count, chunk) in ((by_adding,) if chunk > 2 else (by_adding, None))
+    assert seen_over_steps(3, 10**6, 8) is None
+
+
+def test_pieces_need_a_step_between_their_ends() -> None:
+    """Of 7 steps, 1, 2, 3, 4 and then 1, 2, 3 are 16: of all but the third, not of fewer."""
+
+    def over(at: tuple[int, ...]) -> int | None:
+        nodes = [(CostNode("decode", "steps", "", "", {FLOOR: i % 4 + 1}),) for i in at]
+        (node,), _ = sum_traced_steps([DecodeStep(9 + i, n, {}) for i, n in zip(at, nodes, strict=True)], 7)
+        return node.costs[FLOOR]
+
+    assert over((0, 1, 3, 4, 5, 6)) == 16
+    assert over((0, 3, 4, 5, 6)) is None
+    assert over((0, 1, 3, 5, 6)) is None
+    assert over((0, 3, 6)) is None

@@ -28,6 +28,14 @@ HAND: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
                    7168 * 576 + 4 * 56 * 5),
     "fp8 blocks, Qwen3": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "qwen3", 130, 129,
                           130 * 129 + 2 * 2 * 2),
+    # Scales that are powers of two: [56, 144] in float32 in the file of DeepSeek-V3.1 for down_proj [7168, 18432], and
+    # [12, 56] of one byte in that of DeepSeek-V4-Pro for wq_a [1536, 7168].
+    "fp8 blocks, DeepSeek-V3.1": ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128],
+                                   "scale_fmt": "ue8m0"}, "deepseek_v3", 7168, 18432, 7168 * 18432 + 4 * 56 * 144),
+    "fp8 blocks, DeepSeek-V3.2": ({"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+                                  "deepseek_v32", 130, 129, 130 * 129 + 4 * 2 * 2),
+    "fp8 blocks, DeepSeek-V4": ({"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+                                "deepseek_v4", 1536, 7168, 1536 * 7168 + 12 * 56),
     # 4 bits: eight in a word; groups of 128; zero points of four bits; scales of two bytes; an index of four for each
     # column; a bias of zeros in float16.
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "llama", 96, 256,
@@ -160,6 +168,9 @@ def test_rules_of_single_modules_change_bits_and_groups() -> None:
         {"quant_method": "awq", "bits": 4, "group_size": -1},
         {"quant_method": "awq", "bits": 8, "group_size": 128},
         {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "int"},
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"},
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": 4},
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "is_marlin_format": True},
         {"quant_method": "gptq", "bits": 16, "group_size": 32},
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {"+:a": {"bits": 99}}},
         {"bits": 7, "group_size": 32},
@@ -180,3 +191,11 @@ def test_a_layout_that_is_not_known_is_no_number(description: Any) -> None:
 def test_experts_in_a_dtype_of_their_own_are_not_known() -> None:
     with pytest.raises(UnknownFormat):
         read_scheme({"quantization_config": {"quant_method": "fp8"}, "expert_dtype": "fp4"}, {}, "deepseek_v4")
+
+
+def test_names_of_e4m3_and_of_a_layout_that_is_not_marlin_are_read() -> None:
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    for fmt in (None, "e4m3", "e4m3fn", "float8_e4m3fn"):
+        assert scheme({**blocks, "fmt": fmt}).rules[0].format == scheme(blocks).rules[0].format
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    assert scheme({**gptq, "is_marlin_format": False}).assumed == scheme(gptq).assumed

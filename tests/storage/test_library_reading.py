@@ -240,6 +240,16 @@ def test_settings_that_a_library_does_not_read_are_unknown(settings: dict[str, A
         reading.format_of(scheme.LinearModule("model.layers.0.mlp.up_proj", columns=64, rows=64))
 
 
+@pytest.mark.parametrize("settings", [
+    {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"},
+    {"quant_method": "gptq", "bits": 4, "group_size": 32, "is_marlin_format": True},
+])  # fmt: skip
+def test_other_layouts_are_unknown(settings: dict[str, Any]) -> None:
+    place = scheme.LinearModule("model.layers.0.mlp.up_proj", columns=64, rows=64)
+    with pytest.raises(scheme.UnknownFormat, match="its library"):
+        LibraryReading(settings["quant_method"], settings).format_of(place)
+
+
 FP8_INPUTS = {"weights": {"type": "float"}, "input_activations": {"num_bits": 8}, "targets": ["Linear"]}
 
 
@@ -250,9 +260,13 @@ FP8_INPUTS = {"weights": {"type": "float"}, "input_activations": {"num_bits": 8}
         ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {"input_activations": {}}}}, {""}),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {"targets": []}}}, set()),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {"weights": {"type": "int"}}}},
+         {"int8"}),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {"weights": {"num_bits": 4}}}},
          {"other"}),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8DynamicActivationInt8WeightConfig"}}},
+         {"int8"}),
         ({"quant_method": "bitsandbytes", "load_in_4bit": 1, "load_in_8bit": True}, {""}),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"other"}),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"int8"}),
         ({"quantization": {"quant_algo": "NVFP4"}}, {"other"}),
         ({"bits": 4, "group_size": 64}, None),
     ],

@@ -66,16 +66,19 @@ def _up(a: Size, b: Size = 1) -> Any:
 def _fp8(of: formats.Fp8, m: MatrixShape) -> Sizes:
     """Return o i bytes of weights, and scales per block (of 1, 2 or 4 bytes), or one of 2 bytes for the matrix.
 
-    A scale of a block has 1 byte as a power of two, 2 in Qwen3, and else 4. Static inputs have one scale more.
+    A scale of a block has 1 byte as a power of two, but 4 in DeepSeek-V3.1 and V3.2; 2 in Qwen3, and else 4. Static
+    inputs have one scale more.
 
-    Source: DeepSeek-V3's report, section 3.3; the headers of DeepSeek-V3, Qwen3-8B-FP8, Ministral-3.
+    Source: DeepSeek-V3's report, section 3.3; the headers of DeepSeek-V3 and V3.1, Qwen3-8B-FP8, Ministral-3; float32
+    scales in the inference code of DeepSeek-V3.2-Exp; E8M0 in the headers of DeepSeek-V4-Pro.
     """
     inputs = 1 if of.static else 0
     if of.block is None:
         scales = (1 + inputs, 2 * (1 + inputs))
     else:
         blocks = _up(m.o, of.block[0]) * _up(m.i, of.block[1])
-        size = 1 if of.powers else 2 if of.model_type.startswith("qwen3") else 4
+        family = of.model_type[:11]
+        size = 4 if family == "deepseek_v3" else 1 if of.powers else 2 if family.startswith("qwen3") else 4
         scales = (blocks + inputs, size * blocks + 4 * inputs)
     return {"weight": (m.o * m.i, m.o * m.i), "scale": scales, "bias": (m.c, m.b * m.c)}
 

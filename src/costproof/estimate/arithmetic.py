@@ -20,6 +20,7 @@ from costproof.ledger.node import CostNode, exact_sum
 
 ByDtype = dict[str, int]
 """FLOPs by dtype of the multiplication."""
+INT8: Final = "int8"
 OTHER: Final = ARITHMETIC[-1]
 CONVOLUTION: Final = "tf32"
 """Name of the arithmetic that torch uses by default for float32 convolutions and recurrent layers."""
@@ -135,7 +136,7 @@ def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Ar
     plain = Arithmetic(run, folded.bounds, {}, kept)
     most = Counter(sum_work(plain.of_stage(folded, stage) for stage in folded.stages).full)
     main = max(most, key=lambda dtype: (most[dtype], dtype == run), default=run)
-    main = run if main == OTHER else main
+    main = run if main in (INT8, OTHER) else main  # which few devices have a peak of
     return (
         (Arithmetic(run, folded.bounds, None, kept), main)
         if math is None

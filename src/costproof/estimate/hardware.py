@@ -56,7 +56,7 @@ class DevicePeak:
     """The peak rate of one kind of execution unit."""
 
     dtype: str
-    """Dtype of the factors: ``bfloat16``, ``float16``, ``float8``, ``tf32``, ``float32``, ``float64``."""
+    """Dtype of the factors: ``bfloat16``, ``float16``, ``float8``, ``int8``, ``tf32``, ``float32``, ``float64``."""
     flops: int
     """FLOP per second, 2 per multiply-accumulate."""
     sparsity: Sparsity

@@ -309,11 +309,16 @@ class Fits:
 FITS: Final = FileKind(name="costproof/fits", version=(3, 8), type=Fits)
 
 
-def parse_size(text: str, where: str) -> int:
+def parse_size(text: str, where: str, least: int = 1) -> int:
     """Return the bytes of a size: ``80GB`` is 80 x 10^9, ``80GiB`` is 80 x 2^30, ``85899345920`` is itself.
 
+    Args:
+        text: the size.
+        where: name of the option.
+        least: smallest size that is accepted.
+
     Raises:
-        BadInput: it is not a size, or not a whole number of bytes.
+        BadInput: it is not a size, not a whole number of bytes, or smaller.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
@@ -324,7 +329,7 @@ def parse_size(text: str, where: str) -> int:
     number = (
         Fraction(int(whole + decimals), 10 ** len(decimals)) * 10**exponent * (1024 if "i" in unit else 1000) ** rank
     )
-    if number.denominator != 1 or number <= 0:
+    if number.denominator != 1 or number < least:
         raise BadInput(
             "a memory size is not a whole number of bytes", where=where, expected="such as 80GB, 80GiB", got=text[:60]
         )

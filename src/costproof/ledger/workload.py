@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, Final, Literal, cast
 
 from costproof.ledger.errors import BadInput
@@ -365,9 +365,28 @@ def folded_path(module: str) -> str:
     return _NUMBER.sub("*", module) or "(root)"
 
 
-def sampled_steps(count: int) -> tuple[int, ...]:
-    """Return the indices of the first, middle and last of ``count`` decode steps, enough to check linear costs."""
-    return tuple(sorted({0, (count - 1) // 2, count - 1})) if count else ()
+_MOST_PIECES: Final = 16
+"""Maximum number of pieces between borders of chunks from which decode steps are sampled."""
+
+
+def sampled_steps(count: int, context: int = 0, chunk: int = 0) -> tuple[int, ...]:
+    """Return the indices of decode steps that are enough to check linear costs: the first, a middle and the last.
+
+    Costs of attention within chunks are linear over the steps up to the last position of a chunk, at which no key is
+    hidden, and again from the next border on. Of each piece the first two steps, a middle one and the last are
+    returned. With many pieces those of all steps are, which are on a line only if no border lies between.
+
+    Args:
+        count: number of steps.
+        context: tokens in the cache before the first step.
+        chunk: number of positions of a chunk; 0 for attention without chunks.
+    """
+    if not chunk:
+        return tuple(sorted({0, (count - 1) // 2, count - 1})) if count else ()
+    starts = [i for i in range(count) if not i or (context + i) % chunk in (0, chunk - 1)]
+    starts = starts if len(starts) <= _MOST_PIECES else [0]
+    pieces = [(a, b - 1) for a, b in pairwise([*starts, count])]
+    return tuple(sorted({i for a, b in pieces for i in (a, min(a + 1, b), (a + 1 + b) // 2, b)}))
 
 
 _WEIGHTS: Final[frozenset[Metric]] = frozenset({"weight_bytes", "weight_read_bytes", "unfused_bytes", "floor_bytes"})

@@ -75,6 +75,8 @@ class ExportJob:
     parameters of ``module`` that another part of the stage reads in full."""
     repeated: bool = False
     """Whether the job is one decode step that represents N steps at contexts P, P + 1, …"""
+    chunk: int = 0
+    """Number of positions of a chunk, if the step attends within chunks; then masks have no sum in closed form."""
     elsewhere: bool = False
     """Whether the export may fall back to concrete values if a branch depends on data; as in :class:`Run`."""
     real: Callable[[], ExportJob] | None = None

@@ -191,12 +191,12 @@ def _avoidable_traffic(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Avo
 
 
 def arithmetic_dtype(op: OpCall) -> str:
-    """Return the dtype in which an operator multiplies: the narrowest of its floating-point tensors.
+    """Return the dtype in which an operator multiplies: the narrowest of its floating-point tensors, or int8.
 
     Under autocast an export has tensors before the cast and results after it.
     """
     if not any(v.floating for v in op.tensors):
-        return ARITHMETIC[-1]
+        return "int8" if {v.dtype for v in op.tensors} <= {"int8", "uint8"} else ARITHMETIC[-1]
     widths = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
     found = [widths.get(v.dtype, v.dtype.partition("_")[0]) for v in (*op.tensors, *op.outputs) if v.floating]
     if "float64" not in found and op.attrs.get(AUTOCAST):

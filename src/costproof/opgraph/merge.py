@@ -173,8 +173,9 @@ def sum_traced_steps(steps: Sequence[DecodeStep], count: int) -> tuple[list[Cost
     """Extrapolate the costs of ``count`` decode steps from the first, a middle and the last; return them and notes.
 
     Up to two steps are all traced. With more, a cost f that is linear over the traced steps sums to count * (f_first +
-    f_last) / 2; any other is unknown and gets a note. The floor is piecewise linear where more rows of a table are
-    looked up than it has: then the rows and the rest are linear separately.
+    f_last) / 2, and one of several linear pieces piece by piece, if a piece begins one step behind the one before and
+    has a third step between its ends. Any other is unknown and gets a note. The floor is piecewise linear where more
+    rows of a table are looked up than it has: then the rows and the rest are linear separately.
     """
     if not steps:
         return [], []
@@ -223,9 +224,27 @@ def _line_sum(values: Sequence[int | None], at: Sequence[int], count: int) -> in
         return None
     if len(known) == count:
         return sum(known)
-    straight = all((v - known[0]) * at[-1] == (known[-1] - known[0]) * x for v, x in zip(known, at, strict=True))
-    doubled = count * (known[0] + known[-1])
-    return doubled // 2 if straight and doubled % 2 == 0 else None
+    if at[-1] != count - 1:
+        return None
+    doubled, first = 0, 0
+    while first < len(known):  # the longest piece from here on
+        end = first + 1
+        while end < len(known) and _is_straight(known[first : end + 1], at[first : end + 1]):
+            end += 1
+        length = at[end - 1] - at[first] + 1
+        apart = end < len(known) and at[end] - at[end - 1] > 1
+        few = end - first < min(length, 3)
+        if apart or few:
+            return None
+        doubled += length * (known[first] + known[end - 1])
+        first = end
+    return doubled // 2 if doubled % 2 == 0 else None
+
+
+def _is_straight(values: Sequence[int], at: Sequence[int]) -> bool:
+    """Return whether values are on a line over their places."""
+    rise, run = values[-1] - values[0], at[-1] - at[0]
+    return all((v - values[0]) * run == rise * (x - at[0]) for v, x in zip(values, at, strict=True))
 
 
 def _floor_sum(

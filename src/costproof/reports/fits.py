@@ -60,6 +60,9 @@ WITH_PEAKS: Final = (
 )
 SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held for certain, and bounds nothing."
 RUNTIME: Final = "What a runtime takes for itself is in none of these numbers."
+RESERVED: Final = (
+    "What a runtime takes for itself is not counted: --reserve leaves room for it, as much as the caller says."
+)
 _HELD: Final[dict[HeldKind, str]] = {
     "weights and cache": "weights, buffers and cache",
     "weights and live peak": "weights, buffers and the live peak",
@@ -231,7 +234,7 @@ def _scope_sentences(found: Fits) -> list[str]:
         bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS} {bounded}"
     memory = None if found.device is None else found.device.memory
     sheet = memory is not None and memory.value == found.memory_bytes
-    return [bounded, RUNTIME, *([SHEET] if sheet else [])]
+    return [bounded, RUNTIME if not found.reserve_bytes else RESERVED, *([SHEET] if sheet else [])]
 
 
 def _stages(found: Fits) -> list[tuple[str, ...]]:

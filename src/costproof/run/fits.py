@@ -438,7 +438,7 @@ def _reserve(reserve: int | str | None, whole: int) -> int:
     elif _FRACTION.fullmatch(reserve):
         found = int(Fraction(reserve) * whole)
     else:
-        found = parse_size(reserve, "--reserve")
+        found = parse_size(reserve, "--reserve", least=0)
     if not 0 <= found < whole:
         expected = f"less than the memory, {whole:,} B, or a fraction such as 0.1"
         raise BadInput(

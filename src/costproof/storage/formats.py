@@ -79,7 +79,8 @@ class Fp8(Format):
     """FP8 format of transformers: W in E4M3 with a scale for each block of W, or one scale.
 
     The scale has the name ``weight_scale_inv``, though it is a factor. Qwen3's checkpoints have scales of blocks in
-    bfloat16, those of DeepSeek and of models made from it in float32.
+    bfloat16, those of DeepSeek-V3 and of models made from it in float32. Scales that are powers of two (``scale_fmt``)
+    are float32 in the files of DeepSeek-V3.1 and V3.2, and E8M0 in those of V4 and in what transformers writes.
     """
 
     source: ClassVar[str] = "DeepSeek-V3 technical report, section 3.3; transformers FP8Linear"
@@ -89,7 +90,7 @@ class Fp8(Format):
     static: bool = False
     """Whether the scale of the input is stored."""
     powers: bool = False
-    """Whether scales are powers of two, stored in E8M0 (``scale_fmt``)."""
+    """Whether scales are powers of two (``scale_fmt``)."""
     model_type: str = ""
 
     @property
@@ -107,7 +108,7 @@ class Fp8(Format):
         """Return the dtype of the weights' scales."""
         if self.block is None:
             return "BF16"
-        if self.powers:
+        if self.powers and not self.model_type.startswith("deepseek_v3"):
             return "F8_E8M0"
         return "BF16" if self.model_type.startswith("qwen3") else "F32"
 
@@ -125,7 +126,8 @@ class Fp8(Format):
     def assumed(self) -> tuple[str, ...]:
         """Return the assumption on the dtype of the weights' scales."""
         if self.powers and self.block is not None:
-            return ("scales of blocks are F8_E8M0, where scale_fmt may also mean powers of two in F32",)
+            other = {"F8_E8M0": "F32", "F32": "F8_E8M0"}[self.scale_dtype]
+            return (f"scales of blocks are {self.scale_dtype}, where scale_fmt may also mean powers of two in {other}",)
         return (f"scales{' of blocks' if self.block else ''} are {self.scale_dtype}, which no key says",)
 
 
@@ -159,8 +161,8 @@ class LlmInt8(Format):
 
     @property
     def products(self) -> str:
-        """Return the dtype of matrix products: ``other``, for integers, since inputs are quantised too."""
-        return "" if not self.title else "other"
+        """Return the dtype of matrix products: int8, since inputs are quantised too."""
+        return "int8" if self.title else ""
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], its scales SCB [rows], and the number of the weight's memory layout."""
@@ -216,7 +218,9 @@ class CompressedTensors(Format):
         """Return the dtype of matrix products if inputs are quantised like weights; empty: weights are unpacked."""
         if not self.inputs or self.layout in ("pack-quantized", "mxfp4-pack-quantized"):
             return ""
-        return "float8" if self.is_float and self.bits == 8 else "other"
+        if self.bits != 8:
+            return "other"
+        return "float8" if self.is_float else "int8"
 
     @property
     def unit(self) -> tuple[int, int]:
@@ -507,7 +511,7 @@ class TorchaoEightBit(Format):
         """Return the dtype of matrix products if inputs are quantised too; else empty: weights are unpacked."""
         if not self.dynamic:
             return ""
-        return "other" if self.dtype == "I8" else "float8"
+        return "int8" if self.dtype == "I8" else "float8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return data [rows, columns], scales [rows, groups] or [1, 1], and zero points if weights are integers."""

@@ -216,7 +216,7 @@ _KNOWN_KEYS: Final[Mapping[str, frozenset[str]]] = {
         "gptq": "bits group_size desc_act sym static_groups damp_percent damp_auto_increment true_sequential "
         "act_group_aware checkpoint_format format meta dynamic lm_head pack_dtype modules_in_block_to_quantize "
         "block_name_to_quantize module_name_preceding_first_block model_name_or_path model_file_base_name model_seqlen "
-        "is_marlin_format tokenizer dataset backend batch_size pad_token_id max_input_length cache_block_outputs "
+        "tokenizer dataset backend batch_size pad_token_id max_input_length cache_block_outputs "
         "use_exllama disable_exllama exllama_config use_cuda_fp16 quantizer",
         "mlx": "bits group_size mode",
         "mxfp4": "modules_to_not_convert",
@@ -347,6 +347,8 @@ def _fp8(described: Data, model_type: str) -> Scheme:
         raise UnknownFormat("fp8", f"weight_block_size is {block!r}"[:80])
     if scales not in (None, "float", "ue8m0"):
         raise UnknownFormat("fp8", f"scale_fmt is {scales!r}"[:80])
+    if described.get("fmt") not in (None, "e4m3", "e4m3fn", "float8_e4m3fn"):
+        raise UnknownFormat("fp8", f"fmt is {described['fmt']!r}"[:80])
     static = described.get("activation_scheme") == "static"
     of = formats.Fp8(None if block is None else tuple(block), static, scales == "ue8m0", model_type)
 

@@ -17,7 +17,7 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models.specs import Built, Run
 from costproof.models.target import Exportable, Runnable, Target, WithFormulas, options_of
 from costproof.opgraph.account import account, cache_growth_nodes, locator, settle_kept
@@ -213,7 +213,12 @@ def dynamic_ledger(
     notes += not_straight
     if 2 < len(tally.steps) < workload.new_tokens:
         traced_at = ", ".join(str(step.context) for step in tally.steps)
-        notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
+        line = (
+            "the same straight line"
+            if len(tally.steps) == len(sampled_steps(workload.new_tokens))
+            else "straight lines"
+        )
+        notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on {line}")
     owners = paths.class_names()
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
     # As the tensors state them; exports multiply shapes and item sizes.

@@ -271,7 +271,7 @@ def cost_job(
             if not job.repeated:
                 add(followed(with_sizes(at, known)))
                 continue
-            for context in step_contexts(known):
+            for context in step_contexts(known, job.chunk):
                 add(followed(with_sizes(at, {**known, str(CONTEXT): context})), context)
             steps, bent = tally.summed(known[str(STEPS)])
             notes.update(dict.fromkeys(bent))
@@ -294,9 +294,10 @@ def job_points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]
     return [{**known, str(CONTEXT): known[str(CONTEXT)] + i} for i in range(known[str(STEPS)])]
 
 
-def step_contexts(known: Mapping[str, int]) -> list[int]:
-    """Return the number of cached tokens before the first, a middle and the last decode step."""
-    return [known[str(CONTEXT)] + i for i in sampled_steps(known[str(STEPS)])]
+def step_contexts(known: Mapping[str, int], chunk: int = 0) -> list[int]:
+    """Return the numbers of cached tokens before the sampled decode steps; see :func:`.workload.sampled_steps`."""
+    first, count = known[str(CONTEXT)], known[str(STEPS)]
+    return [first + i for i in sampled_steps(count, first, chunk)]
 
 
 def job_nodes(
@@ -347,7 +348,7 @@ def _with_kept_numbers(
             )
 
         if job.repeated:
-            steps = [DecodeStep(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known)]
+            steps = [DecodeStep(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known, job.chunk)]
             counted: Iterable[CostNode] = sum_traced_steps(steps, known[str(STEPS)])[0]
         else:
             counted = at(known)

@@ -196,7 +196,9 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
     dtypes: dict[str, str] = {}
     for name, parameter in made.named_parameters():
         in_files = narrow if name.endswith("_scale_inv") else before.get(name, "float32")
-        if parameter.dtype.itemsize == ITEM_BYTES["float32"] and in_files != "float32":
+        if name.endswith("_scale_inv") and parameter.dtype.itemsize == 1 and producers == {"F32"}:
+            dtypes[name] = "float32"  # powers of two, which transformers would write in E8M0
+        elif parameter.dtype.itemsize == ITEM_BYTES["float32"] and in_files != "float32":
             dtypes[name] = in_files
     return BuiltQuantised(made, dtypes, (UNPACKED,))
 

@@ -45,10 +45,10 @@ def products_stated(described: str) -> frozenset[str] | None:
             return frozenset({"float8"})
         case "bitsandbytes":
             four = any(value for key, value in every if key.removeprefix("_") == "load_in_4bit")
-            return frozenset({"" if four else "other"})
+            return frozenset({"" if four else "int8"})
         case "torchao":
             kind = stated.get("_type", "")
-            return frozenset({("other" if "int8" in kind else "float8") if "dynamicactivation" in kind else ""})
+            return frozenset({("int8" if "int8" in kind else "float8") if "dynamicactivation" in kind else ""})
         case "gptq" | "awq" | "mxfp4":
             return frozenset({""})
         case "compressed-tensors":
@@ -70,7 +70,8 @@ def _of_inputs(group: Settings, usual: str | None) -> str:
     weights, layout = group.get("weights") or {}, group.get("format") or usual
     if not group.get("input_activations") or layout in ("pack-quantized", "mxfp4-pack-quantized"):
         return ""
-    return "float8" if (weights.get("type"), weights.get("num_bits", 8)) == ("float", 8) else "other"
+    numbers = {"float": "float8", "int": "int8"}.get(weights.get("type") or "int", "other")
+    return numbers if weights.get("num_bits", 8) == 8 else "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +305,8 @@ def _of_bitsandbytes(settings: Settings, _: str) -> Format:
 
 
 def _of_gptq(settings: Settings, _: str) -> Format:
+    if settings.get("is_marlin_format"):
+        raise UnknownFormat("gptq", "its library stores tiles of Marlin (is_marlin_format)")
     by_gptqmodel = re.search("gptqmodel", json.dumps((settings.get("meta") or {}).get("quantizer")), re.IGNORECASE)
     size = settings["group_size"]
     return formats.Gptq(settings["bits"], size if size and size > 0 else None, zero_bias=not by_gptqmodel)
@@ -362,11 +365,17 @@ def _fits_torchao(of: Format, place: LinearModule) -> bool:
     return not in_fp8 or not (place.rows % 16 or place.columns % 16)
 
 
+def _of_fp8(settings: Settings, model_type: str) -> Format:
+    """Return the format of transformers' FP8Linear, whose weights are in E4M3."""
+    named = str(settings.get("fmt") or "e4m3").removeprefix("float8_").removesuffix("fn")
+    if named != "e4m3":
+        raise UnknownFormat("fp8", f"its library multiplies in E4M3, not in {named[:40]}")
+    block, is_static = settings.get("weight_block_size"), settings.get("activation_scheme") == "static"
+    return formats.Fp8(tuple(block) if block else None, is_static, settings.get("scale_fmt") == "ue8m0", model_type)
+
+
 _FORMATS: Final[Mapping[str, Callable[[Settings, str], Format]]] = {
-    "fp8": lambda s, model_type: formats.Fp8(
-        tuple(s["weight_block_size"]) if s.get("weight_block_size") else None, s.get("activation_scheme") == "static",
-        s.get("scale_fmt") == "ue8m0", model_type,
-    ),
+    "fp8": _of_fp8,
     "bitsandbytes": _of_bitsandbytes,
     "awq": lambda s, _: formats.Awq(4, s.get("group_size") or s["q_group_size"]),
     "gptq": _of_gptq,

@@ -109,9 +109,15 @@ def stage_runs(
     return [prefill, *(replace(job, id=f"step@{context}", context=context) for context, job in steps.items())]
 
 
-def contexts(workload: Workload, length: int) -> tuple[int, ...]:
-    """Return the cache lengths before the first, middle and last decode step after a prompt of ``length`` tokens."""
-    return tuple(length + i for i in sampled_steps(workload.new_tokens))
+def contexts(workload: Workload, length: int, chunk: int = 0) -> tuple[int, ...]:
+    """Return the cache lengths before the sampled decode steps after a prompt of ``length`` tokens.
+
+    Args:
+        workload: the workload.
+        length: number of tokens in the cache before the first step.
+        chunk: number of positions of a chunk, for attention within chunks.
+    """
+    return tuple(length + i for i in sampled_steps(workload.new_tokens, length, chunk))
 
 
 def prefill_job(

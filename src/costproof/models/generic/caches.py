@@ -92,6 +92,7 @@ def leaves(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterato
         yield from leaves(part, (*path, (kind, key)), seen)
 
 
+_CHUNK: Final = "attention_chunk_size"
 _RESULTS: Final = ("logits", "last_hidden_state")
 """Results of ``forward`` that are not part of a cache."""
 
@@ -158,8 +159,14 @@ class HeldCache:
         if places := held_places(cache):
             args["places"] = places
         return ExportJob(
-            "step", "decode", ("steps",), step, {"part": ""}, args, sizes, returns_cache=True, repeated=True
-        )
+            "step", "decode", ("steps",), step, {"part": ""}, args, sizes, returns_cache=True, repeated=True,
+            chunk=self.chunk,
+        )  # fmt: skip
+
+    @property
+    def chunk(self) -> int:
+        """Return the number of positions of a chunk within which layers attend; 0 without chunks."""
+        return int(attribute(text_config(self.model), _CHUNK, None) or 0)
 
     def step_run(self, model: nn.Module, workload: Workload, context: int) -> Run:
         """Return the run of one decode step after ``context`` tokens."""
@@ -281,6 +288,8 @@ class CacheLayer:
     values: tuple[int, int]
     window: int | None = None
     """Length of the sliding window, of which the layer caches one position less; ``None`` for full attention."""
+    chunked: bool = False
+    """Whether the window is a chunk: tokens attend within chunks, whose borders are multiples of its length."""
 
     def grows(self, context: int) -> bool:
         """Return whether the layer grows with each token."""
@@ -304,6 +313,23 @@ class OwnCache(Decoder):
     def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
         """Return the path of the module that owns the cache of each layer."""
         return self.owners
+
+    @property
+    def chunk(self) -> int:
+        """Return the number of positions of a chunk within which layers attend; 0 without chunks."""
+        return max((layer.window or 0 for layer in self.layers if layer.chunked), default=0)
+
+    def cache_behind(self, model: nn.Module, past: Past, context: int) -> Any:
+        """Return a cache that contains the keys and values ``past`` of ``context`` tokens.
+
+        A mask of a window compares positions with each other, so a cut cache may count from its first token on. Chunks
+        begin at fixed positions: their layers get the number of all tokens before.
+        """
+        cache = self.filled_cache(model, past)
+        for layer, own in zip(cache.layers, self.layers, strict=True):
+            if own.chunked:
+                layer.cumulative_length = context
+        return cache
 
     def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
         """Return cached keys and values of ``context`` tokens, on meta."""
@@ -341,6 +367,9 @@ class OwnCache(Decoder):
             "values": [values for _, values in past],
         }
         sizes = [SymbolicSize(("input_ids",), 0, "B")]
+        if self.chunk:
+            args["positions"] = ids_on_meta(context, 0)
+            sizes.append(SymbolicSize(("positions",), 0, "P"))
         for name in ("keys", "values"):
             for i, layer in enumerate(self.layers):
                 sizes.append(SymbolicSize((name, i), 0, "B"))
@@ -351,7 +380,7 @@ class OwnCache(Decoder):
         holds = tuple(f"P - {w - 1}" if context >= w - 1 else f"{w - 2} - P" for w in windows)
         return ExportJob(
             "step", "decode", ("steps",), step, {"part": ""}, args, sizes, returns_cache=True, repeated=True,
-            holds=holds if any(s.symbol == "P" for s in sizes) else (),
+            chunk=self.chunk, holds=holds if any(s.symbol == "P" for s in sizes) else (),
         )  # fmt: skip
 
     def step_run(self, model: nn.Module, workload: Workload, context: int) -> Run:
@@ -361,7 +390,7 @@ class OwnCache(Decoder):
 
     def _call(self, model: nn.Module, workload: Workload, tokens: int, context: int) -> tuple[dict[str, Any], Past]:
         """Return the arguments of a call on new tokens after ``context`` cached ones, and the cache's contents."""
-        cache = self.filled_cache(model, self.past(model, workload, workload.batch, context))
+        cache = self.cache_behind(model, self.past(model, workload, workload.batch, context), context)
         before = [(keys, values) for keys, values in self.cache_tensors(cache)]
         return {"input_ids": ids_on_meta(workload.batch, tokens), "past_key_values": cache, "use_cache": True}, before
 
@@ -380,6 +409,10 @@ class OwnCache(Decoder):
             "values": [values for _, values in past],
         }
         sizes = [SymbolicSize(("input_ids",), 0, "B"), SymbolicSize(("input_ids",), 1, "S")]
+        if self.chunk:
+            args["positions"] = ids_on_meta(context, 0)
+            if context != length:
+                sizes.append(SymbolicSize(("positions",), 0, "C"))
         for name in ("keys", "values"):
             for i, layer in enumerate(self.layers):
                 sizes.append(SymbolicSize((name, i), 0, "B"))
@@ -414,7 +447,11 @@ def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
     finally:
         for hook in hooks:
             hook.remove()
-    layers = [_layer(layer) for layer in attribute(attribute(result, "past_key_values", None), "layers", ())]
+    kinds, chunk = (attribute(text_config(model), name, None) for name in ("layer_types", _CHUNK))
+    layers = [
+        _layer(layer, chunked=chunk is not None and (kinds is None or kinds[i : i + 1] == ["chunked_attention"]))
+        for i, layer in enumerate(attribute(attribute(result, "past_key_values", None), "layers", ()))
+    ]
     decoder = decoder_path(model)
     owners = _owners(model, decoder)
     towers = frozenset(p for p, _ in model.named_modules() if p not in reached and not _inside(p, decoder))
@@ -435,7 +472,7 @@ def _inside(path: str, outer: str) -> bool:
     return not outer or path == outer or path.startswith(f"{outer}.")
 
 
-def _layer(layer: Any) -> CacheLayer | None:
+def _layer(layer: Any, *, chunked: bool) -> CacheLayer | None:
     """Return the key and value shapes in a cache layer, or ``None`` if it holds other tensors too."""
     tensors = {k: v for k, v in vars(layer).items() if has_attribute(v, "new_empty") and v.dim() > 1}
     states = [t for v in vars(layer).values() if isinstance(v, dict) for t in v.values() if t is not None]
@@ -444,7 +481,9 @@ def _layer(layer: Any) -> CacheLayer | None:
         return None
     window = attribute(layer, "sliding_window", None) if attribute(layer, "is_sliding", False) else None
     keys, values = tensors["keys"].shape, tensors["values"].shape
-    return CacheLayer((int(keys[1]), int(keys[3])), (int(values[1]), int(values[3])), window)
+    return CacheLayer(
+        (int(keys[1]), int(keys[3])), (int(values[1]), int(values[3])), window, chunked and window is not None
+    )
 
 
 def _owners(model: nn.Module, decoder: str) -> tuple[str, ...]:

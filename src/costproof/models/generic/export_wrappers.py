@@ -12,9 +12,19 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from costproof.models.decoding.decoder import Decoder, Past, fill_layer
+from costproof.models.decoding.decoder import Past, fill_layer
 from costproof.models.decoding.modules import CacheTensors
-from costproof.models.generic.caches import CACHES, Path, caches_of, copied, held_places, is_cache, own_tensors, put
+from costproof.models.generic.caches import (
+    CACHES,
+    OwnCache,
+    Path,
+    caches_of,
+    copied,
+    held_places,
+    is_cache,
+    own_tensors,
+    put,
+)
 from costproof.models.generic.caches import states as held_states
 from costproof.patches.nested import rows_of
 from costproof.snapshots.copies import restored
@@ -63,14 +73,28 @@ def signature(names: tuple[str, ...]) -> inspect.Signature:
 class CacheStep(nn.Module):
     """Runs one decode step on a key/value cache whose tensors are passed as arguments."""
 
-    def __init__(self, part: nn.Module, decoder: Decoder) -> None:
+    def __init__(self, part: nn.Module, decoder: OwnCache) -> None:
         super().__init__()
         self.part, self.decoder = part, decoder
 
     def forward(
-        self, input_ids: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
+        self,
+        input_ids: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        positions: torch.Tensor | None = None,
     ) -> tuple[list[torch.Tensor], CacheTensors]:
-        cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
+        """Run the step.
+
+        Args:
+            input_ids: new tokens [B, S].
+            keys: cached keys [B, kv heads, P, head dim] of each layer.
+            values: cached values of each layer.
+            positions: tensor [P, 0] without elements, whose length is the number of tokens before, which layers with
+                chunks do not keep; ``None`` for a model without chunks.
+        """
+        past = list(zip(keys, values, strict=True))
+        cache = self.decoder.cache_behind(self.part, past, 0 if positions is None else positions.shape[0])
         result = self.part(input_ids=input_ids, past_key_values=cache, use_cache=True)
         return tensors(result), self.decoder.cache_tensors(result.past_key_values)
 

@@ -360,14 +360,25 @@ def case_of(made: Made, workload: Workload) -> Case:
     )
 
 
-def dtype_of(module: nn.Module) -> Dtype:
-    """Return the dtype of most parameter elements of a module; float32 if workloads cannot have that dtype."""
-    from torch.nn.parameter import is_lazy
+def dtype_of(module: nn.Module, inputs: Mapping[str, Any] | None = None) -> Dtype:
+    """Return the dtype of most parameter elements of a module; float32 if workloads cannot have that dtype.
 
-    elements = Counter[str]()
-    for p in module.parameters():
-        if p.is_floating_point() and not is_lazy(p):  # a run gives it its shape
-            elements[str(p.dtype).removeprefix("torch.")] += p.numel()
+    Args:
+        module: the module.
+        inputs: arguments of its call, whose elements decide if it has no parameters.
+    """
+    import torch
+    from torch.nn.parameter import is_lazy
+    from torch.utils._pytree import tree_leaves
+
+    given = (t for t in tree_leaves(dict(inputs or {})) if isinstance(t, torch.Tensor))
+    for tensors in (module.parameters(), given):
+        elements = Counter[str]()
+        for p in tensors:
+            if p.is_floating_point() and not is_lazy(p):  # a run gives it its shape
+                elements[str(p.dtype).removeprefix("torch.")] += p.numel()
+        if elements:
+            break
     name = max(elements, key=lambda dtype: elements[dtype], default="float32")
     return name if name in get_args(Dtype) else "float32"  # type: ignore[return-value]
 

@@ -161,7 +161,7 @@ class GenericTarget:
             text_tokens=given.get("seq_len", usual if most is None else min(usual, most)),
             new_tokens=given.get("new_tokens", 0),
             batch=given.get("batch", 1),
-            dtype=dtype or dtype_of(made.module),
+            dtype=dtype or dtype_of(made.module, made.inputs),
             attention=attention or attention_of(made.module),
             inputs=inputs,
         )

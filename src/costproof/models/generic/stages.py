@@ -180,13 +180,13 @@ class Cached:
         return first, replace(step, sizes=free(step.sizes, step.args))
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
-        """Return the runs of the prefill and of the first, middle and last decode step."""
+        """Return the runs of the prefill and of sampled decode steps."""
         run, decoder = self.workload, self.decoder
         prompt = {**self.prompt.args, "use_cache": True}
         found = [Run("prompt", model, prompt, self.towers.around(decoder.places[0]), elsewhere=True)]
         if run.past and isinstance(decoder, OwnCache):
             found = [decoder.chunk_run(model, run)]
-        found += (decoder.step_run(model, run, context) for context in contexts(run, run.context))
+        found += (decoder.step_run(model, run, context) for context in contexts(run, run.context, decoder.chunk))
         return tuple(replace(r, attention_paths=decoder.owners) for r in found)
 
 
