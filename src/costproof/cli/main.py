@@ -150,8 +150,8 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
         name = error.option_name.lstrip("-")
         if options and name in (*AXES, RANK, PLAN):
             if path.endswith(" prove"):
-                what, fix = "a proof of this model is one of a single device", "costproof report counts ranks"
-                return BadInput(what, where=f"{path} {target} --{name}", expected="one device", fix=fix)
+                what, counts = "a proof of this model is one of a single device", "costproof report counts ranks"
+                return BadInput(what, where=f"{path} {target} --{name}", expected="one device", fix=counts)
             return no_such_setting(name, f"{path} {target} --{name}", ())
         if options:
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)

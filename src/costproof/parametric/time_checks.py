@@ -170,7 +170,7 @@ def arithmetic_recounts(
             flops.update(other)
             flops[run] += (costs.get("flops") or 0) - sum(other.values())
     most = [one for one, n in flops.items() if n == max(flops.values())]
-    main = run if run in most or most == ["other"] else most[0]
+    main = run if {run, "int8", "other"}.intersection(most) else most[0]
     unpacked = math is None and main == "float8" and device.bounding_peak(main) is None
     chosen = math or (run if unpacked else main)
     instead = {main: chosen} if math is not None or unpacked else None
