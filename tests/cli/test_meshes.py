@@ -244,5 +244,7 @@ def test_how_long_stages_wait(tmp_path: Path) -> None:
     text = " ".join(costproof(*line, "--schedule", "interleaved:2", "--rank", "3", cwd=tmp_path).stdout.split())
     assert "each waits 3/19 of a pass" in text
     assert "sends hidden states 8 times in the forwards; layers are counted as contiguous stages have them" in text
+    refused = costproof("-q", *line, "--schedule", "interleaved:21", cwd=tmp_path)
+    assert (refused.code, "4 x 21 = 84 parts" in refused.stderr, "80 layers" in refused.stderr) == (2, True, True)
     refused = costproof("-q", *line, "--schedule", "zero", cwd=tmp_path)
     assert (refused.code, "there is no such pipeline schedule" in refused.stderr) == (2, True)

@@ -24,13 +24,13 @@ from costproof.ledger.errors import (
     EXIT_BUG,
     EXIT_INCOMPLETE,
     EXIT_OK,
-    OF_SOME_TARGETS,
     BadInput,
     Bug,
     CostproofError,
     Incomplete,
     did_you_mean,
     first_line,
+    setting_fix,
 )
 from costproof.ledger.offline import offline
 from costproof.reports.escape import visible
@@ -151,7 +151,7 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
             return no_such_setting(name, f"{path} {target} --{name}", ())
         if options:
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)
-            told.fix = OF_SOME_TARGETS.get(name, f"see {path} {shlex.quote(target)} --help")
+            told.fix = setting_fix(name, "", ()) or f"see {path} {shlex.quote(target)} --help"
     return told
 
 

@@ -53,7 +53,7 @@ class CostproofError(Exception):
         self.where = where
         self.expected = _text(expected)
         self.got = _text(got)
-        self.fix = fix
+        self.fix = fix or None  # an empty text is no advice
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -156,30 +156,35 @@ def first_line(error: BaseException) -> str:
 
 
 OF_SOME_TARGETS: Final = {
-    "rows": "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and "
+    ("rows", ""): "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and "
     "deepseek-ocr, in one packed call; of hf: classes without, as a forward a row; of another target, each row as a "
     "run of its own",
-    "flash_attention_2": "FlashAttention is described for text decoders, for encoders of text and of whole images, and "
-    "for the decoder of deepseek-ocr; T5's class does not support it, and its kernels have no sinks, as gpt-oss needs; "
-    "elsewhere FLOPs, kept pairs and bytes are those of sdpa, and what the kernel allocates is not described",
+    ("attention", "flash_attention_2"): "FlashAttention is described for text decoders, for encoders of text and of "
+    "whole images, and for the decoder of deepseek-ocr; T5's class does not support it, and its kernels have no sinks, "
+    "as gpt-oss needs; elsewhere FLOPs, kept pairs and bytes are those of sdpa, and what the kernel allocates is not "
+    "described",
 }
-"""Text on which targets support a setting or choice that others reject, by its name."""
+"""Text on which targets support what others reject, by setting and value, which is ``""`` for the setting itself."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """Return ``did you mean decode?`` for the most similar known name, ignoring case; ``None`` if none is similar.
-
-    For a setting of some targets, return which these are.
-    """
+    """Return ``did you mean decode?`` for the most similar known name, ignoring case; ``None`` if none is similar."""
     from difflib import get_close_matches
-
-    if name in OF_SOME_TARGETS:
-        return OF_SOME_TARGETS[name]
 
     by_lower = {k.lower(): k for k in known}
     longer = [k for k in by_lower if k.startswith(f"{name.lower()}-")]
     found = get_close_matches(name.lower(), longer or by_lower, n=1, cutoff=0 if longer else 0.6)
     return f"did you mean {by_lower[found[0]]}?" if found else None
+
+
+def setting_fix(name: str, value: str, known: Iterable[str]) -> str | None:
+    """Return which targets have a setting that others reject, or one of its values, else the most similar name.
+
+    Args:
+        value: a rejected value of the setting; empty if the setting itself is rejected.
+        known: names of settings, or values of this one.
+    """
+    return OF_SOME_TARGETS.get((name, value)) or did_you_mean(value or name, known)
 
 
 def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> BadInput:
@@ -190,12 +195,16 @@ def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = N
     """
     words = list(known)
     place, got = (name, NOT_GIVEN) if where is None else (where, name)
-    expected, fix = "one of " + ", ".join(words), did_you_mean(name, words)
-    return BadInput(f"no such {what}", where=place, expected=expected, got=got, fix=fix)
+    similar = setting_fix(name, "", words) if what.startswith("setting") else did_you_mean(name, words)
+    return BadInput(f"no such {what}", where=place, expected="one of " + ", ".join(words), got=got, fix=similar)
 
 
-def invalid_choice(where: str | None, got: object, known: Collection[str]) -> BadInput:
-    """Return the error for a value that is not one of the choices."""
+def invalid_choice(where: str | None, got: object, known: Collection[str], *, setting: str = "") -> BadInput:
+    """Return the error for a value that is not one of the choices.
+
+    Args:
+        setting: name of the setting, if its choices are those of some targets.
+    """
     word, expected = str(got), " or ".join(known)
-    fix = did_you_mean(word, known)
+    fix = setting_fix(setting, word, known)
     return BadInput("invalid choice", where=where, expected=expected, got=repr(word[:40]), fix=fix)

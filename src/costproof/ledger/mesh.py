@@ -237,8 +237,12 @@ class Schedule:
     """Number of model parts on each stage, above 1 only for the interleaved schedule."""
 
     @classmethod
-    def of(cls, text: str, stages: int, microbatches: int) -> Self:
+    def of(cls, text: str, stages: int, microbatches: int, layers: int | None = None) -> Self:
         """Return the schedule with this name: ``gpipe``, ``1f1b`` or ``interleaved:2``.
+
+        Args:
+            layers: of the model; ``None`` if unknown. Parts of an interleaved schedule have equally many of them, as
+                in Megatron-LM (``num_layers_per_virtual_pipeline_stage``).
 
         Raises:
             BadInput: there is none, or the stages cannot follow it.
@@ -256,6 +260,12 @@ class Schedule:
         if microbatches % stages:
             what, expected = "interleaved stages take as many microbatches in turn as there are stages", f"of {stages}"
             raise BadInput(what, where="--microbatches", expected=f"a multiple {expected}", got=microbatches)
+        every = stages * int(parts)
+        if layers is not None and layers % every:
+            what, expected = "parts of a pipeline have equally many layers", f"stages x V that divides {layers} layers"
+            if every > layers:
+                what, expected = "there are fewer layers than parts of a pipeline", f"at most {layers} layers"
+            raise BadInput(what, where="--schedule", expected=expected, got=f"{stages} x {int(parts)} = {every} parts")
         return cls("interleaved", stages, microbatches, int(parts))
 
     @property
