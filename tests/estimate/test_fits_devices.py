@@ -53,8 +53,10 @@ def test_a_mesh_that_the_model_does_not_take_is_named() -> None:
     assert refused.why
 
 
-@pytest.mark.parametrize(("devices", "runs", "idle"), [(7, 3, "1 of them is"), (3, 1, "1 of them is"),
-                                                       (6, 3, "none of them is"), (12, 6, "none of them is")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("devices", "runs", "idle"),
+    [(7, 3, "1 of them is"), (3, 1, "1 of them is"), (6, 3, "none of them is"), (12, 6, "none of them is")],
+)
 def test_a_mesh_of_fewer_ranks_than_devices(devices: int, runs: int, idle: str) -> None:
     """Llama 3.1 70B has 141 GB of weights: half fits into 80 GB, on any number of devices from 2 on."""
     found = costproof.fits("llama-3.1-70b@chat", on=f"{devices}xh100-sxm")

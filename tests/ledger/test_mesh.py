@@ -102,8 +102,9 @@ def test_meshes_that_are_refused(mesh: Mesh, rank: int, where: str) -> None:
 def test_ranks_that_do_not_sum_to_one_device_and_copies_are_found() -> None:
     ranks = (RankCosts((0, 1), {"": {"params": 6}, "prefill": {"params": 6}}),)
     whole = {"": {"params": 10}}
-    copies = (Duplicate("norms", "", "params", 2, 0),)
-    assert Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, copies).problems() == []
+    for older in (None, 0):
+        copies = (Duplicate("norms", "", "params", 2, older),)
+        assert Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, copies).problems() == []
     wrong = Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, ()).problems()
     assert [(p.expected, p.got) for p in wrong] == [("10", "12")]
     bytes_too = (Duplicate("norms", "", "params", 2, 4),)
