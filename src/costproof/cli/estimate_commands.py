@@ -20,7 +20,7 @@ from costproof.reports.listing import devices_text
 @click.command()
 @click.argument("target", type=OPERAND)
 @device_option("Device", required=True)
-@mesh_options
+@mesh_options("target")
 @options("math")
 @click.option(
     "--source", type=ChoiceParam(*ALL_SOURCES),
@@ -59,7 +59,7 @@ def roofline(target: str, device: str, **choices: Any) -> object:
 @click.command()
 @click.argument("target", type=OPERAND)
 @device_option("Device whose memory is the limit")
-@mesh_options
+@mesh_options("target")
 @click.option("--memory", metavar="SIZE", help="Memory limit, in place of that of a device: 80GB, 80GiB, or bytes.")
 @click.option("--reserve", metavar="SIZE", help="Memory left to the runtime: 2GB, 2GiB, bytes, or a fraction: 0.1.")
 @options("config")

@@ -149,6 +149,8 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
         name = error.option_name.lstrip("-")
         if options and name in (*AXES, RANK, PLAN):
             return no_such_setting(name, f"{path} {target} --{name}", ())
+        if name in (*AXES, RANK, PLAN):
+            told.fix = f"a target takes it as a setting: TARGET@PRESET,{name}=2"
         if options:
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)
             told.fix = setting_fix(name, "", ()) or f"see {path} {shlex.quote(target)} --help"
