@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -269,7 +269,7 @@ def test_shares_are_rounded_as_everywhere(chromium: Browser, written: Written) -
 
 def test_what_a_rank_sends_is_a_metric_of_the_page(chromium: Browser, written: Written) -> None:
     """Of 8 tokens of 4,096 x 2 bytes, 5 all-reduces of two layers send 2 x 7 / 8; 16,032 logits of each go to 7."""
-    run = {"layers": 2, "text_tokens": 8, "new_tokens": 0, "sources": ("analytic",)}
+    run: dict[str, Any] = {"layers": 2, "text_tokens": 8, "new_tokens": 0, "sources": ("analytic",)}
     sent = 5 * 8 * 4096 * 2 * 2 * 7 // 8 + 7 * 8 * 16_032 * 2
     assert sent == 2_369_024
     with opened(chromium, written(costproof.capture("llama-3.1-8b", tp=8, **run))) as shown:

@@ -445,8 +445,8 @@ def touched_recounts(
             if (was := before.total(metric, stage)) is not None and metric in before.metrics:
                 yield Recount(stage, "experts of the routing", metric, (after.total(metric, stage) or 0) - was, more)
         for part in dict.fromkeys(one.part for one in mine):
-            was, now = before.rows[stage][part][""], after.rows[stage][part][""]
-            if (spared := was.get(UNPACKED)) and (all_read := was["weight_read_bytes"]):
+            kinds, now = before.rows[stage][part][""], after.rows[stage][part][""]
+            if (spared := kinds.get(UNPACKED)) and (all_read := kinds["weight_read_bytes"]):
                 again = Fraction(spared, all_read) * sum(one.bytes for one in mine if one.part == part)
                 yield Recount(stage, "experts of the routing", UNPACKED, now[UNPACKED] or 0, floor(again))
     reads = [
