@@ -78,8 +78,7 @@ def rows(name: str, mesh: dict[str, int], layers: int, more: dict[str, Any]) -> 
 
 def _sources(ran: str, missing: str) -> str:
     """Return the sources that were equal, and why one of them did not run."""
-    refused = "no run: fewer key/value heads than ranks" if "48307" in missing else missing
-    return f"{ran} ({refused})" if refused else ran
+    return f"{ran} ({missing})" if missing else ran
 
 
 def _shown(mesh: dict[str, int]) -> str:

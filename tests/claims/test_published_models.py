@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from costproof.claims.amounts import amount
@@ -115,6 +118,29 @@ def test_a_head_that_shares_the_table_counted_again(model: str, published: int, 
     for metric, number in (("params", value), ("weight_bytes", 2 * value)):
         found = judged(counted(model), "prefill", metric, number)
         assert (found.status, causes(found)) == ("explained", [{"tied head counted"}])
+
+
+FLAN_T5_SMALL = {
+    "model_type": "t5", "d_model": 512, "d_ff": 1024, "d_kv": 64, "num_heads": 6, "num_layers": 8,
+    "num_decoder_layers": 8, "vocab_size": 32_128, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_a_table_that_two_stacks_and_the_head_share(tmp_path: Path) -> None:
+    """The published 76,961,152 parameters are those of the class and 32,128 x 512 of the checkpoint's own head.
+
+    By hand: the table, 8 layers of an encoder (attention, gated MLP, two norms) and of a decoder (twice the attention,
+    three norms), two last norms, and biases of 32 distances in 6 heads for both stacks.
+    """
+    (tmp_path / "config.json").write_text(json.dumps(FLAN_T5_SMALL), encoding="utf-8")
+    at, table, attention, mlp = counted(f"hf:{tmp_path}"), 32_128 * 512, 4 * 512 * 6 * 64, 3 * 512 * 1024
+    layers = 8 * (attention + mlp + 2 * 512) + 8 * (2 * attention + mlp + 3 * 512)
+    truth = table + layers + 2 * 512 + 2 * 32 * 6
+    assert truth + table == 76_961_152
+    for more, cause in ((table, "tied head counted"), (-table, "embedding missing")):
+        for metric, size in (("params", 1), ("weight_bytes", 2)):
+            found = judged(at, "total", metric, size * (truth + more))
+            assert (found.truth, found.status, causes(found)) == (size * truth, "explained", [{cause}])
 
 
 def test_a_model_with_a_head_of_its_own_has_none_to_count_again() -> None:

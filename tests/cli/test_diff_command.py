@@ -84,6 +84,7 @@ def test_targets_without_formulas_are_exported(tmp_path: Path) -> None:
     assert (whole["source"], work["base"], work["delta"]) == ("static", 2 * 2 * 16 * (8 + 4), 2 * 2 * 16 * (8 + 4))
     done = run("own.py:narrow,layers=2", "own.py:wide", cwd=tmp_path)
     assert (done.code, "no such setting" in done.stderr) == (2, True)
+    assert "takes its configuration from its file: change a key in a copy" in done.stderr
 
 
 def test_the_sizes_of_a_configuration_without_formulas_are_what_changed(tmp_path: Path) -> None:

@@ -119,6 +119,12 @@ def test_meshes_that_cannot_be(line: str, said: str, tmp_path: Path) -> None:
     assert (found.code, said in found.stderr, list(tmp_path.iterdir())) == (2, True, []), found.stderr
 
 
+def test_a_proof_of_pages_is_of_one_device(tmp_path: Path) -> None:
+    found = costproof("-q", "prove", "deepseek-ocr", "--tp", "2", cwd=tmp_path)
+    assert (found.code, "is one of a single device" in found.stderr) == (2, True), found.stderr
+    assert "ranks of this model are not counted" not in found.stderr
+
+
 def test_a_model_without_a_plan_is_no_wrong_key(tmp_path: Path) -> None:
     found = costproof("-q", "roofline", "gpt2", "--tp", "2", "--on", "h100-sxm", cwd=tmp_path)
     assert (found.code, "ranks of this model are not counted" in found.stderr) == (2, True), found.stderr

@@ -20,6 +20,8 @@ from costproof.run.prepare import Prepared
 from costproof.tracers.peaks.calls import calls
 from costproof.tracers.peaks.program import exported_memory, on_fake_cpu
 from tests.estimate.test_live_peaks import load_pieces
+from tests.models.test_page_ranks import PAGE, TEXT
+from tests.models.test_page_ranks import SMALL as PAGES
 from tests.oracles.random_meshes import configurations
 
 SMALL: Final = "layers=2,hidden=32,heads=4,kv_heads=2,head_dim=12,vocab=102,max_positions=4096"
@@ -103,6 +105,24 @@ def test_the_live_peak_of_a_rank_with_a_tower_is_that_of_its_graph(family: str) 
             assert check(model, work) >= 2
             return
     raise AssertionError("no draw can be split")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "given",
+    [
+        {**PAGE, "tp": 2, "rank": 1, "batch": 2},
+        {**TEXT, "dp": 2, "ep": 2, "batch": 3},
+        pytest.param({**PAGE, "tp": 2, "ep": 2}, marks=pytest.mark.thorough),
+        pytest.param({**PAGE, "tp": 4, "rank": 3, "logits": "last"}, marks=pytest.mark.thorough),
+        pytest.param({**PAGE, "tp": 2, "dp": 2, "ep": 4, "batch": 2, "rank": 3}, marks=pytest.mark.thorough),
+        pytest.param({**TEXT, "tp": 2, "attention": "eager", "dtype": "float32", "experts": "batched_mm"},
+                     marks=pytest.mark.thorough),
+    ],
+)  # fmt: skip
+def test_the_live_peak_of_a_rank_of_pages_is_that_of_its_graph(given: dict[str, Any]) -> None:
+    """The first rank has the first rows of the embedding alone, and masks and adds up what it looks up in a prompt."""
+    assert check(PAGES, PAGES.workload(**given, new_tokens=2)) >= 2
 
 
 MESHES: Final[tuple[dict[str, int], ...]] = (

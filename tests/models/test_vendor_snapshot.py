@@ -117,6 +117,16 @@ def test_rows_are_counted_on_the_native_classes() -> None:
     assert "--config FOLDER/config.json --rows" in str(problem.fix)
 
 
+def test_ranks_are_counted_on_the_native_classes() -> None:
+    target = RemoteCodeOcr.from_folder(SNAPSHOT, trusted=True)
+    with pytest.raises(Problems) as caught:
+        target.workload(tp=2, ep=2)
+    (problem,) = caught.value.problems
+    assert (problem.what, problem.where) == ("the vendor's code has no plan by which devices share it", "--tp, --ep")
+    assert "--config FOLDER/config.json --tp" in str(problem.fix)
+    assert not {"tp", "rank", "plan"} & {setting.name for setting in target.settings()}
+
+
 def test_a_snapshot_brings_its_own_configuration() -> None:
     with pytest.raises(BadInput, match="has its own configuration"):
         load_target(str(SNAPSHOT), SNAPSHOT / "config.json", trusted=True)

@@ -19,6 +19,7 @@ from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Coordinates, Mesh, Parallel, pairs_of
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import plans, sharding
+from costproof.models.pages import formulas as pages
 from costproof.models.registry import load_target
 from costproof.parametric import rank_checks, targets
 from costproof.parametric.memory_checks import room_recounts
@@ -306,6 +307,61 @@ def test_given_plans_agree_with_their_layouts(ranks: int) -> None:
         for rank in (0, ranks - 1):
             run = {"tp": ranks, "plan": plan, "rank": rank, **({"ep": ep} if ep > 1 else {})}
             assert counted(target.with_keys(keys) if keys else target, run).plan == f"the given plan ({plan})"
+
+
+PLANTED_IN_PAGES: dict[str, dict[str, Any]] = {
+    "uneven batches": {"dp": 3, "batch": 7},
+    "batches rounded up, at one that is even": {"dp": 2, "batch": 4},
+    "chunks rounded down": {"tp": 2},
+    "the smallest is not the smallest": {"tp": 2},
+    "a group of neighbours": {"tp": 2, "dp": 2, "batch": 2},
+    "a header left out": {"dp": 4, "ep": 4, "batch": 4},
+    "no scales of fp8": {"dp": 4, "ep": 4, "batch": 4},
+    "collectives of another axis": {"tp": 2, "dp": 2, "batch": 2},
+    "experts along tp": {"tp": 2, "ep": 2},
+    "methods of dispatch left out": {"dp": 2, "ep": 2, "batch": 2},
+    "numbers of experts without a dtype": {"dp": 4, "ep": 4, "batch": 4},
+    # A page of 48 text tokens has 693 of its image; each of 741 tokens has 6 experts: 4,446 pairs.
+    "fewer pairs than tokens choose": {"dp": 2, "ep": 2, "batch": 2, "new_tokens": 0, "dispatch": "all-to-all",
+                                       "pairs": "4000+446;4000+445"},
+    "pairs that come as those that go": {"dp": 2, "ep": 2, "batch": 2, "new_tokens": 0, "dispatch": "all-to-all",
+                                         "pairs": "4000+446;2223+2223"},
+}  # fmt: skip
+"""Meshes of DeepSeek-OCR, by mistake of ``PLANTED``."""
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_PAGES)
+def test_a_planted_mistake_is_found_in_ranks_of_pages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = load_target("deepseek-ocr")
+    assert not counted(target, PLANTED_IN_PAGES[name] | _RIGHT.get(name, {})).problems()
+    PLANTED[name][0](monkeypatch)
+    with pytest.raises(Bug):
+        counted(target, PLANTED_IN_PAGES[name])
+
+
+_RIGHT: dict[str, dict[str, Any]] = {"fewer pairs than tokens choose": {"pairs": "4000+446;4000+446"}}
+"""Settings without the mistake, of mistakes that are in the settings."""
+
+
+def test_vision_tokens_are_tokens_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second count takes the length of a prompt from its page, and finds one that is of the text alone."""
+    target: Any = load_target("deepseek-ocr")
+    mesh = {"dp": 2, "ep": 2, "batch": 2}
+    monkeypatch.setattr(type(target), "whole_prompt", lambda self, workload: workload)
+    with pytest.raises(Bug):
+        counted(target, mesh)
+
+
+def test_a_width_that_is_not_divided_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that each have a whole MLP do not sum to one device, as the plan divides it."""
+    target: Any = load_target("deepseek-ocr")
+    right = pages.PageStructure.of_part
+    monkeypatch.setattr(
+        pages.PageStructure, "of_part",
+        lambda self, size, part: size if part == "mlp" else right(self, size, part),
+    )  # fmt: skip
+    with pytest.raises(Bug):
+        counted(target, {"tp": 2})
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])

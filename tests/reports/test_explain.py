@@ -107,6 +107,16 @@ def test_a_wrong_stage_is_told_before_what_the_target_lacks() -> None:
         explained(bare, "sam")
 
 
+@pytest.mark.parametrize(
+    ("stage", "what"),
+    [("total", "no formulas to explain"), ("prefill", "no formulas to explain"), ("nope", "no such stage")],
+)
+def test_a_target_without_formulas_is_refused_before_its_workload(stage: str, what: str) -> None:
+    """A prompt longer than the context of 2,048 positions is no help: no prompt has formulas."""
+    with pytest.raises(BadInput, match=what):
+        explained("hf:opt", stage, seq_len=10_000)
+
+
 def test_quantities_that_follow_from_metrics() -> None:
     """One linear layer 2048 -> 1280 on 8 x 8 tokens in bfloat16, behind two features of 1024 that are joined."""
     tokens = 64

@@ -249,3 +249,22 @@ def test_fits_takes_the_weights_as_they_are_stored(tmp_path: Path) -> None:
     assert found["unpacked_bytes"] == 2 * 32 * 5760 * 2880
     assert costproof("fits", "gpt-oss-20b", "--memory", "20GB", cwd=tmp_path).code == 0
     assert costproof("fits", "gpt-oss-20b", "--memory", "13.7GB", cwd=tmp_path).code == 1
+
+
+def test_fits_with_the_weights_of_the_module_for_further_tokens(tmp_path: Path) -> None:
+    """688,574,839,360 bytes in all, of which 59 corrections of routers with 256 numbers in float32 are buffers.
+
+    The module has 15,424,227,552 of them: all but the 673,150,611,808 of the checkpoint without it.
+    """
+    done = costproof("fits", "deepseek-v3", "--memory", "700GB", "--mtp", "1", "-f", "json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert (done.code, found["next_token_modules"], found["next_token_bytes"]) == (
+        0,
+        1,
+        688_574_839_360 - 673_150_611_808,
+    )
+    assert found["stored_bytes"] == 688_574_839_360 - 58 * 256 * 4
+    assert "the cache and activations of 1 MTP module are left out" in found["notes"]
+    for wrong in (("--on", "8xh200-sxm"), ("--memory", "700GB", "--tp", "8")):
+        done = costproof("fits", "deepseek-v3", *wrong, "--mtp", "1", cwd=tmp_path)
+        assert (done.code, "--mtp" in done.stderr) == (2, True)

@@ -394,7 +394,9 @@ def test_a_sweep_by_graphs_is_checked_before_anything_is_exported(monkeypatch: p
     monkeypatch.setattr("costproof.tracers.static.static_ledger", None)
     with pytest.raises(BadInput, match="too many points"):
         sweep("hf:opt", {"batch": "1:2000"})
-    with pytest.raises(BadInput, match="no such setting"):
+    with pytest.raises(BadInput, match="no such setting") as caught:
         sweep("hf:opt", {"hidden_size": [1, 2]})
+    assert caught.value.what == "no such setting"
+    assert str(caught.value.fix).startswith("did you mean image_size? A model without formulas takes its configuration")
     with pytest.raises(BadInput, match="neither formulas nor graphs"):
         graph_evaluator(object(), "x", ())

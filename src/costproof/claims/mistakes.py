@@ -198,7 +198,7 @@ _routed: Final = _part("experts")
 
 
 def _shared(term: ClaimTerm) -> bool:
-    return term.within("shared")
+    return term.shared_experts
 
 
 def _experts_of(term: ClaimTerm) -> int:
@@ -234,7 +234,7 @@ DECODER: Final[MistakeTable] = (
     Mistake("lm_head all tokens", "lm_head", "lm_head maps every position",
             (TermChange(_of_prompt, lambda t: Fraction(t.values["S"], t.values["L"])),), metrics=NOT_STAGE_WIDE),
     Mistake("tied head counted", "lm_head", "weights that embedding and lm_head share are counted twice",
-            (times(lambda t: t.counted and t.part == "embedding", 2),),
+            (times(lambda t: t.counted and t.table, 2),),
             metrics=frozenset({"params", "params_active", "weight_bytes"}),
             unless_any=lambda t: _head(t) and bool(t.value)),
     _causal(TRIANGLE, "S (S + 1) / 2 scores, and all of a past", _triangle),
@@ -354,7 +354,7 @@ REST: Final[MistakeTable] = (
             metrics=FLOPS),
     Mistake("attention missing", "attention", "scores and weighted sum of attention are left out",
             (left_out(lambda t: t.scores),), metrics=FLOPS),
-    Mistake("embedding missing", "embedding missing", "the embedding is left out", (left_out(_part("embedding")),),
+    Mistake("embedding missing", "embedding missing", "the embedding is left out", (left_out(lambda t: t.table),),
             metrics=NOT_FLOPS),
     Mistake("norms missing", "norms missing", "norms are left out", (left_out(lambda t: t.norm),), metrics=NOT_FLOPS),
     Mistake("position tables missing", "position tables missing", "position tables are left out",

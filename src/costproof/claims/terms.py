@@ -34,6 +34,8 @@ BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
 
 MESH = tuple(ON_ONE_DEVICE)
 """Symbols that describe one of several ranks and have one value in all calls."""
+SHARED_TABLE = "shared"
+"""Role of an embedding table that an encoder and a decoder read."""
 _ATTENTION = frozenset({"attention", "latent_attention", "packed_attention"})
 """Names of the formulas of attention's scores and weighted sum over full keys and values."""
 
@@ -89,6 +91,16 @@ class ClaimTerm:
         """Return the last component of the term's role: ``gate`` for ``text.layer.mlp.gate``."""
         return self.role.rpartition(".")[2]
 
+    @property
+    def table(self) -> bool:
+        """Return whether the term belongs to an embedding table, by role."""
+        return self.part == "embedding" or self.role == SHARED_TABLE
+
+    @property
+    def shared_experts(self) -> bool:
+        """Return whether the term belongs to the shared experts of a layer."""
+        return self.within("shared") and self.role != SHARED_TABLE
+
     def within(self, *words: str) -> bool:
         """Return whether any of these words is a component of the term's role."""
         return not set(words).isdisjoint(self.role.split("."))
@@ -139,7 +151,7 @@ class ClaimTerm:
     @property
     def mixture(self) -> bool:
         """Return whether the term belongs to a mixture: routed experts, shared experts or router."""
-        return self.within("experts", "router", "shared")
+        return self.within("experts", "router") or self.shared_experts
 
 
 def is_norm(owner: str) -> bool:
@@ -149,7 +161,7 @@ def is_norm(owner: str) -> bool:
 
 def is_table(node: CostNode) -> bool:
     """Return whether a node belongs to an embedding table, by role or module class."""
-    return node.role.endswith(".embedding") or node.owner == "Embedding"
+    return node.role.endswith(".embedding") or node.role == SHARED_TABLE or node.owner == "Embedding"
 
 
 def tokens_of(values: Mapping[str, int]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import click
 
@@ -15,6 +15,11 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import ALL_SOURCES
 from costproof.reports.listing import devices_text
+
+_MTP: Final = click.option(
+    "--mtp", "next_token", type=click.IntRange(0, 8), default=0, metavar="N",
+    help="Number of multi-token prediction modules to count; 0 with a GGUF file.  [default: 0]",
+)  # fmt: skip
 
 
 @click.command()
@@ -62,6 +67,7 @@ def roofline(target: str, device: str, **choices: Any) -> object:
 @mesh_options("target")
 @click.option("--memory", metavar="SIZE", help="Memory limit, in place of that of a device: 80GB, 80GiB, or bytes.")
 @click.option("--reserve", metavar="SIZE", help="Memory left to the runtime: 2GB, 2GiB, bytes, or a fraction: 0.1.")
+@_MTP
 @options("config")
 @report_command("fits", "trust-remote-code", "rules")
 def fits(target: str, device: str | None, **choices: Any) -> object:
@@ -78,10 +84,7 @@ def fits(target: str, device: str | None, **choices: Any) -> object:
 
 @click.command()
 @click.argument("target", type=OPERAND)
-@click.option(
-    "--mtp", "next_token", type=click.IntRange(0, 8), default=0, metavar="N",
-    help="Number of multi-token prediction modules to count; 0 with a GGUF file.  [default: 0]",
-)  # fmt: skip
+@_MTP
 @click.option(
     "--files", type=click.Path(path_type=Path), metavar="FOLDER|FILE",
     help="Compare with the headers of a checkpoint: safetensors, an index with its shards, or GGUF.",

@@ -357,8 +357,10 @@ def sweep(
     """Evaluate the formulas of TARGET at many points.
 
     Any setting of the workload and any key of the configuration can be varied. Numbers are exact at any size. Points
-    that are not a valid model or run have no row; stderr reports their number and the reasons, and the exit code is 3
-    if no point is valid. An interrupted sweep that writes to a file resumes where it stopped.
+    that are not a valid model or run have no row; stderr reports their number and the reasons. An interrupted sweep
+    that writes to a file resumes where it stopped.
+
+    The exit code is 3 if no point is valid, or if a metric is about bytes of a quantised checkpoint.
     """
     products = [_axes_of(over, "--over"), *(_axes_of(one.split(), "--also") for one in also)]
     made = api.sweep(

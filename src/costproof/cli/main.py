@@ -148,6 +148,9 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
         target, options = context.meta.get(TARGET_OF, ("", ()))
         name = error.option_name.lstrip("-")
         if options and name in (*AXES, RANK, PLAN):
+            if path.endswith(" prove"):
+                what, fix = "a proof of this model is one of a single device", "costproof report counts ranks"
+                return BadInput(what, where=f"{path} {target} --{name}", expected="one device", fix=fix)
             return no_such_setting(name, f"{path} {target} --{name}", ())
         if name in (*AXES, RANK, PLAN):
             told.fix = f"a target takes it as a setting: TARGET@PRESET,{name}=2"

@@ -174,6 +174,8 @@ def changes(config: Config, published: Config) -> dict[str, str]:
 
 KEY: Final = "config."
 """Prefix that marks a setting as the override of a configuration key."""
+KEYS_IN_FILE: Final = "a model without formulas takes its configuration from its file: change a key in a copy of that"
+"""What to do where a target without formulas was given the value of a key."""
 
 
 def key_named(config: Any, name: str, where: str) -> str:

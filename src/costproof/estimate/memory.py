@@ -161,6 +161,10 @@ class Fits:
     """Bytes of weights as stored in a quantised checkpoint; ``None`` for other checkpoints or unknown layouts."""
     stored_format: str = ""
     """Formats of the weights in :attr:`stored_bytes`."""
+    next_token_modules: int = 0
+    """Number of multi-token prediction modules in memory: their weights, without their cache and activations."""
+    next_token_bytes: int = 0
+    """Bytes of these modules in :attr:`stored_bytes`."""
     unpacked_bytes: int | None = None
     """Bytes of the largest quantised matrix in the run's dtype, which a kernel may unpack before it multiplies.
 
@@ -302,7 +306,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 7), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 8), type=Fits)
 
 
 def parse_size(text: str, where: str) -> int:

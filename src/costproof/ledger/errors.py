@@ -53,7 +53,7 @@ class CostproofError(Exception):
         self.where = where
         self.expected = _text(expected)
         self.got = _text(got)
-        self.fix = fix or None  # an empty text is no advice
+        self.fix = fix or None  # an empty text advises nothing
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -187,16 +187,21 @@ def setting_fix(name: str, value: str, known: Iterable[str]) -> str | None:
     return OF_SOME_TARGETS.get((name, value)) or did_you_mean(value or name, known)
 
 
-def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> BadInput:
+def no_such(
+    what: str, name: str, known: Iterable[str], *, where: str | None = None, fix: str | None = None
+) -> BadInput:
     """Return the error for an unknown name, with the known names and the most similar one.
 
     Args:
         where: the option that took the name (default: the name itself).
+        fix: what else to do, such as where a name of another kind is given.
     """
     words = list(known)
     place, got = (name, NOT_GIVEN) if where is None else (where, name)
     similar = setting_fix(name, "", words) if what.startswith("setting") else did_you_mean(name, words)
-    return BadInput(f"no such {what}", where=place, expected="one of " + ", ".join(words), got=got, fix=similar)
+    fix = f"{similar} {fix[0].upper()}{fix[1:]}" if similar and fix else similar or fix
+    expected = "one of " + ", ".join(words)
+    return BadInput(f"no such {what}", where=place, expected=expected, got=got, fix=fix)
 
 
 def invalid_choice(where: str | None, got: object, known: Collection[str], *, setting: str = "") -> BadInput:

@@ -479,7 +479,7 @@ def _named(values: Mapping[str, Any]) -> _Numbers | str:
         several = ", a file has one step" if isinstance(new, dict | list) else ""
         return f"{', '.join(map(str, values))}{several}" or "nothing"
     if unread := _unread_before(values):
-        return f"{unread}, which is no known name of the tokens before the new ones"
+        return f"{unread}, which is not a known name of the tokens before the new ones"
     return new, _first(values, _BEFORE, 0), _first(values, _KEPT), _first(values, _COUNTS, 1)
 
 
@@ -511,7 +511,7 @@ def _step(values: Mapping[str, Any]) -> list[_Numbers | str] | None:
     """
     new, past = _first(values, _NEW), _first(values, _BEFORE, [])
     if isinstance(new, list | dict) and (unread := _unread_before(values)):
-        return [f"{unread}, which is no known name of the tokens before the new ones"]
+        return [f"{unread}, which is not a known name of the tokens before the new ones"]
     if new is None:
         return _decoded(values)
     if isinstance(new, list):

@@ -158,6 +158,14 @@ class Sharded(WithFormulas, Protocol):
         """Return the division of the model among the ranks of a workload's mesh."""
 
 
+@runtime_checkable
+class WithWholePrompt(Protocol):
+    """Protocol of targets whose prompts have more tokens than those of the text."""
+
+    def whole_prompt(self, workload: Workload) -> Workload:
+        """Return the workload with the placeholder tokens of images among its text tokens."""
+
+
 def sharded(target: object) -> Sharded | None:
     """Return the target if it has formulas for one rank of several devices, else ``None``."""
     return target if isinstance(target, Sharded) else None

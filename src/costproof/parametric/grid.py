@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from costproof.configs.config import KEY
+from costproof.configs.config import KEY, KEYS_IN_FILE
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
 from costproof.ledger.files import csv_rows
 from costproof.models.target import WithKeys
@@ -230,7 +230,8 @@ def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Gr
     keys = points.keys()
     plain = name.removeprefix(KEY)
     if plain not in keys and not any(k.endswith(f".{plain}") for k in keys):
-        raise no_such("setting or key", name, [*settings, *keys, PRESET], where=where)
+        what, fix = ("setting or key", None) if keys else ("setting", KEYS_IN_FILE)
+        raise no_such(what, name, [*settings, *keys, PRESET], where=where, fix=fix)
     key = points.key(name, where)
     return GridParameter(name, f"key:{key}", number=type(keys[key]) is int or keys[key] is None, now=keys[key])
 

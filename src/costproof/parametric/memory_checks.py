@@ -7,6 +7,7 @@ one group after another; and all sums are made from their parts. A difference is
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -275,8 +276,15 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
     # Files of bitsandbytes have descriptions, and some modules in float32, which the memory does not have.
     kept = run.mesh.one and "bitsandbytes" in found.stored_format
     if found.stored_bytes is not None and run.mesh.fsdp == 1 and sizes["resident_bytes"] and not kept:
-        stored = sizes["resident_bytes"] - sizes["buffer_bytes"]
+        stored = sizes["resident_bytes"] - sizes["buffer_bytes"] + found.next_token_bytes
         yield Recount("memory", f"rank {run.rank}", "stored_bytes", found.stored_bytes, stored)
+    layers = Counter[int]()
+    for path, node in modules.items():
+        if found_in := re.search(r"\.layers\.(\d+)\.", f".{path}."):
+            layers[int(found_in[1])] += node.cost("resident_bytes") or 0
+    least = found.next_token_modules * layers[max(layers, default=0)]  # projections, norms and tables come beside them
+    less = max(0, least - found.next_token_bytes)
+    yield Recount("memory", "MTP modules", "bytes below those of the last layer", less, 0)
 
 
 def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
@@ -386,6 +394,12 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     inner = symbols.get("text_moe", symbols.get("text_intermediate", 0))
     one = inner * symbols.get("text_hidden", 0) * element
     stacks = {one, 2 * one, 2 * one * symbols.get("text_experts", 1)}  # the first two of an expert, the last of all
+    tables = [symbols.get("text_vocab", 0) * symbols.get("text_hidden", 0) * element for found_in in of.nodes
+              if found_in.role.endswith(("embedding", "lm_head")) and found_in.cost(UNPACKED)]  # fmt: skip
+    largest = max(linear, *tables, *(stacks if True in sizes else ()), 0)
+    if sizes:
+        above = max(0, found.unpacked_bytes - largest)
+        yield Recount("memory", "the unpacked matrix", "bytes above those of all matrices", above, 0)
     if True in sizes and found.unpacked_bytes > linear:
         yield Recount("memory", "matrices of experts", "have the unpacked one", found.unpacked_bytes in stacks, True)
 

@@ -40,7 +40,15 @@ from costproof.ledger.metrics import KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
-from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES, Sharded, Sharing, WithKeys, WithMemory
+from costproof.models.target import (
+    DATA_COPIES,
+    SEQUENCE_COPIES,
+    Sharded,
+    Sharing,
+    WithKeys,
+    WithMemory,
+    WithWholePrompt,
+)
 from costproof.parametric.rank_checks import places, recounts
 
 
@@ -152,7 +160,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     Raises:
         Bug: the ranks do not sum to one device and the named copies, or something that is counted again differs.
     """
-    check_recounts(places(workload, target.info().symbols))
+    check_recounts(places(_whole_prompt(target, workload), target.info().symbols))
     found, again = _count_ranks(target, workload, counted)
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
@@ -194,7 +202,13 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
             for s in one.stages if s in rows[0].stages}},
         tuple(_duplicates(one, workload, sharing)), tuple(_dispatches(target, workload, sharing)),
     )  # fmt: skip
-    return found, recounts(found, workload, counted, one, info, sharing.routed, undivided)
+    whole = _whole_prompt(target, workload)
+    return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
+
+
+def _whole_prompt(target: object, workload: Workload) -> Workload:
+    """Return the workload with all tokens that the decoder processes, those of images included."""
+    return target.whole_prompt(workload) if isinstance(target, WithWholePrompt) else workload
 
 
 def _kind_of(run: Workload) -> tuple[int, int, bool]:
@@ -296,7 +310,7 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
     Args:
         symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
     """
-    placed = [*places(workload, target.info().symbols)]
+    placed = [*places(_whole_prompt(target, workload), target.info().symbols)]
     if misplaced := [one for one in placed if one.found != one.again]:  # nothing else can be counted then
         stage = target.invocations(workload)[0].stage
         return Answer({stage: len(placed)}, (), tuple(_refuted(stage, one) for one in misplaced))

@@ -8,6 +8,7 @@ model. A difference is a defect of costproof.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 import sympy
 
-from costproof.algebra.evaluation import evaluate
+from costproof.algebra.evaluation import SymbolValues, evaluate
 from costproof.algebra.symbols import parse
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic
 from costproof.estimate.hardware import Device
@@ -45,13 +46,14 @@ from costproof.ledger.metrics import (
     UNPACKED,
     UNPACKING,
 )
-from costproof.ledger.node import Ledger
+from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.native import stored_formulas
 from costproof.models.target import WithFormulas, WithStorage, sharded
 from costproof.parametric.rank_checks import EXCHANGED
 from costproof.parametric.targets import evaluate_formulas
 from costproof.weights.library_reading import products_stated
+from costproof.weights.stored import Stored
 
 # --- Parts of the model one after another ---------------------------------------------------------------------------
 
@@ -150,6 +152,32 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     yield Recount(stage.id, "floor", "bytes", stage.floor.bytes or 0, max(0, floor))
 
 
+def arithmetic_recounts(
+    counts: Folded, run: str, math: str | None, device: Device, found: tuple[Arithmetic, str]
+) -> Iterator[Recount]:
+    """Yield a second choice of the dtype of most products, and of the dtype whose peak bounds them.
+
+    Args:
+        run: the dtype of the run.
+        math: the dtype of products that the user names.
+        found: the arithmetic, and the dtype of most products.
+    """
+    arithmetic, dtype = found
+    flops: Counter[str] = Counter({run: 0})
+    for kinds in counts.rows.values():
+        for costs in (costs for of in kinds.values() for costs in of.values()):
+            other = {one: costs.get(f"{one}_flops") or 0 for one in ARITHMETIC if counts.bounds}
+            flops.update(other)
+            flops[run] += (costs.get("flops") or 0) - sum(other.values())
+    most = [one for one, n in flops.items() if n == max(flops.values())]
+    main = run if run in most or most == ["other"] else most[0]
+    unpacked = math is None and main == "float8" and device.bounding_peak(main) is None
+    chosen = math or (run if unpacked else main)
+    instead = {main: chosen} if math is not None or unpacked else None
+    yield Recount("", f"most products are in {dtype}", "is the largest sum of FLOPs", dtype == chosen, True)
+    yield Recount("", "the peak instead of another", "is that of the setting", arithmetic.instead == instead, True)
+
+
 def _named_again(arithmetic: Arithmetic, dtype: str, kind: str) -> str:
     """Return again the dtype whose peak bounds the products of an operator kind."""
     if arithmetic.instead is not None:
@@ -206,6 +234,8 @@ def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> 
     formats = {rule.format.products for rule in model.stored.scheme(model_type).rules}
     if (stated := products_stated(model.stored.described)) is not None:
         yield Recount("checkpoint", "quantised weights", f"products in {sorted(formats)}", formats == stated, True)
+    if not run.rows:
+        yield from _unpacking_recounts(nodes, calls, model.stored, model_type)
     flops: Counter[str] = Counter()
     for n in nodes:
         if (values := calls.get((n.stage, n.invocation))) is None:
@@ -224,6 +254,36 @@ def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> 
             rows = [costs.get(f"{dtype}_flops") for kinds in parts.values() for costs in kinds.values()]
             found = sum(n or 0 for n in rows)
             yield Recount(stage, "products of quantised weights", f"{dtype}_flops", found, flops[stage])
+
+
+def _unpacking_recounts(
+    nodes: Iterable[CostNode], calls: Mapping[tuple[str, str], SymbolValues], stored: Stored, model_type: str
+) -> Iterator[Recount]:
+    """Yield second counts of unpacking the linear layers of a decoder, from the weights that their FLOPs multiply.
+
+    Each call multiplies a weight by its scale; MLX adds an offset, and nested maxima of bitsandbytes take a product and
+    a sum for each block of 64. Layers of latents, which steps absorb, are left out.
+    """
+    each = {"gptq": 1, "awq": 1, "bitsandbytes": 1, "mlx": 2}.get(stored.scheme(model_type).method)
+    in_eight_bits = "load_in_" in stored.described and not re.search(r'"_?load_in_4bit": *true', stored.described)
+    if each is None or in_eight_bits:  # whose products take inputs of eight bits, so that nothing is unpacked
+        return
+    blocks = 2 if re.search(r'"bnb_4bit_use_double_quant": *(true|1)', stored.described) else 0
+    flops: Counter[tuple[str, str, str]] = Counter()
+    for n in nodes:
+        if "flops" in n.exprs and (values := calls.get((n.stage, n.invocation))) is not None:
+            flops[n.stage, n.invocation, n.module] += evaluate(n.exprs["flops"], values)
+    for n in nodes:
+        values = calls.get((n.stage, n.invocation))
+        linear = re.fullmatch(r"text\.layer\.(attention\.(q|k|v|out)|mlp\.\w+)", n.role) is not None
+        if values is None or UNPACKING not in n.exprs or not linear:
+            continue
+        many = values.get("N", 1)
+        multiplied = 2 * values["B"] * values.get("S", 1) * many
+        weights, left = divmod(flops[n.stage, n.invocation, n.module], multiplied)
+        if weights and not left:
+            again = many * (each * weights + blocks * -(-weights // 64))
+            yield Recount(n.stage, n.module, UNPACKING, evaluate(n.exprs[UNPACKING], values), again)
 
 
 def device_recounts(
@@ -459,6 +519,8 @@ def touched_recounts(
         values, tower = sizes[node.stage, node.invocation], node.role.partition(".")[0]
         for metric, size in (("experts", one.experts), ("topk", one.top_k)):
             yield Recount(one.stage, f"experts of layer {one.layer}", metric, size, values[f"{tower}_{metric}"])
+        many = values.get("N", 1) if data is None else len(data[one.stage])
+        yield Recount(one.stage, f"experts of layer {one.layer}", "calls", one.calls, many)
         if data is None:
             rest = one.experts - sympy.sympify(one.touched, rational=True)
             every = Fraction(int(rest.p), int(rest.q))  # not by its text, which Python limits to 4,300 digits

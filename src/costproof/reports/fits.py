@@ -117,10 +117,10 @@ def fit_sentence(found: Fits) -> str:
         most = "cache" if alone else "the largest peak"
         parts = "weights, attributes" if found.attributes_bytes else "weights"
         return f"Does not fit into {room}: {parts} and {most} alone are more."
-    if found.verdict == "fits" and found.live_bytes is not None:
-        return f"Fits into {room} with the live peak."
     if found.verdict == "fits":
-        return f"Fits into {room} with {PEAKS_AT_ONCE if peaked else 'the most that activations take'}."
+        most = PEAKS_AT_ONCE if peaked else "the most that activations take"
+        more = f", without the cache and activations of {_further(found)}" if found.next_token_modules else ""
+        return f"Fits into {room} with {most if found.live_bytes is None else 'the live peak'}{more}."
     if found.buffers_bytes is None and found.certain_bytes is not None:
         return f"Not known whether it fits into {room}: weights and cache do, and nothing says what the buffers take."
     if found.most_bytes is None and found.certain_bytes is not None:
@@ -167,7 +167,8 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
     )
     blocked_peak = (("live peak, its cache in blocks, at most", found.blocked_live_bytes),)
     named = (
-        ("weights" if found.stored_bytes is None else f"weights, stored as {found.stored_format}", found.held_weights),
+        (_weights_label(found), found.held_weights),
+        *(((f"of these, {_further(found)}", found.next_token_bytes),) if found.next_token_modules else ()),
         ("buffers", found.buffers_bytes),
         *((("tensors that are attributes", found.attributes_bytes),) if found.attributes_bytes else ()),
         ("cache when the run ends", found.cache_bytes),
@@ -186,6 +187,14 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
         ("memory" if not found.reserve_bytes else "memory without that", found.memory_bytes),
     )
     return [(*_labelled(found, _all_held(found, name)), exact(value), human(value, "B")) for name, value in named]
+
+
+def _weights_label(found: Fits) -> str:
+    return f"weights, stored as {found.stored_format}" if found.stored_format else "weights"
+
+
+def _further(found: Fits) -> str:
+    return plural(found.next_token_modules, "MTP module")
 
 
 def _at_most(found: Fits) -> str:
@@ -256,8 +265,9 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     ):
         for limit in (of[setting] for of in (by_cache, by_peak, by_bound) if setting in of):
             held = [p.at for p in limit.points if p.bytes <= found.memory_bytes]
-            if held and limit.outcome == "from":
-                check_recounts([Recount("", what, "fits", (_most(limit) or "") == exact(max(held)), True)])
+            if held and limit.outcome in ("from", "refused"):
+                stated = (_most(limit) or "").partition(", the most")[0]
+                check_recounts([Recount("", what, "fits", stated == exact(max(held)), True)])
         if setting in by_peak and (most := _most(by_peak[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
             if found.is_most_exact:

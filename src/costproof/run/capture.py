@@ -139,10 +139,12 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         if error is not None and error.what == GRADIENTS:
             raise error
     ledgers = {s: x if s == "analytic" else in_cache_format(x, target, workload) for s, x in ledgers.items()}
-    checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
+    mesh = workload.mesh  # a checkpoint is of the whole model, not of a rank's part
+    whole = mesh.tp == mesh.ep == mesh.pp == mesh.fsdp == 1
+    checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) and whole else None
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
-    elif has_headers(target) and {*GRAPH_SOURCES} & {*found}:  # the others need no torch
+    elif has_headers(target) and whole and {*GRAPH_SOURCES} & {*found}:  # the others need no torch
         ledgers |= _headers(target, workload, missing, progress)
     info, calls = target.info(), target.invocations(workload)
     info, counts = without_uncalled_stages(info, calls, ledgers.values())

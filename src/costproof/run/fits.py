@@ -35,6 +35,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Recoun
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.plural import plural
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload, cache_counted
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.native import NOT_KNOWN
@@ -79,6 +80,7 @@ def fits(
     memory: int | str | None = None,
     reserve: int | str | None = None,
     config: str | os.PathLike[str] | None = None,
+    next_token: int = 0,
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Fits:
@@ -94,6 +96,8 @@ def fits(
         memory: bytes, or a text such as ``"80GB"`` (10^9) and ``"80GiB"`` (2^30).
         reserve: part of the memory that is left to the runtime: bytes, a size, or a fraction such as ``"0.1"``.
         config: a configuration file, for a target.
+        next_token: modules that predict one more token (MTP) whose weights are in memory too. Their cache and
+            activations are left out, since the run is that of the model without them.
         rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
 
@@ -107,10 +111,13 @@ def fits(
     kept_free = _reserve(reserve, whole)
     check_counted(rules, trust_remote_code, target)
     read = partial(read_operand, config=config, rules=rules, trust_remote_code=trust_remote_code)
-    room = _Room(device, whole - kept_free, kept_free)
+    room = _Room(device, whole - kept_free, kept_free, next_token)
     found = read(target)
     mesh = found.baseline.workload.mesh
     several = devices is not None and (devices.count or 1) > 1
+    if next_token and (several or not mesh.one or found.origin is None):
+        what = "the weights of MTP modules are those of a target on one device"
+        raise BadInput(what, where="--mtp", expected="0, or one device", got=next_token)
     if devices is not None and several and mesh.one and isinstance(target, str) and sharded(found.target) is not None:
         answer = _smallest_mesh(target, devices.count or 1, read, room)
         check_recounts([Recount("memory", "devices", "number", answer.count or 0, devices.count or 0)])
@@ -133,6 +140,8 @@ class _Room:
     device: Device | None
     room: int
     reserve: int
+    next_token: int = 0
+    """Number of MTP modules whose weights are in memory."""
 
 
 _MOST_RANKS: Final = 1024
@@ -240,16 +249,21 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         known = (*_peaks(read.peaks, stage), by_stage.get(stage))
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *known))
     weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
-    quantised, unknown = _stored_weights(read.origin)
+    quantised, unknown = _stored_weights(read.origin, of.next_token)
+    without = quantised if not of.next_token else _stored_weights(read.origin, 0, plain=True)[0]
+    further = 0 if quantised is None or without is None else quantised.totals.bytes - without.totals.bytes
     weights = None if quantised is None and "weights" in side.target.quantised else weights
-    held = weights if quantised is None else quantised.totals.bytes - quantised.buffer_bytes
+    held = weights if quantised is None or without is None else quantised.totals.bytes - without.buffer_bytes
     # A checkpoint is that of all ranks, in the dtype that its configuration names.
     dtype = side.workload.dtype
     converted = quantised is not None and getattr(read.origin, "dtype", None) not in (None, dtype)
     if quantised is not None and (converted or not side.workload.mesh.one):
         resident = folded.total("resident_bytes")
         held = None if resident is None or buffers is None else resident - buffers
-    unpacked = None if quantised is None else quantised.largest_matrix * element
+    if converted and of.next_token:
+        what = "the weights of MTP modules are counted in the dtype of the checkpoint"
+        raise BadInput(what, where="--dtype, --mtp", expected=getattr(read.origin, "dtype", None), got=dtype)
+    unpacked = quantised.largest_matrix * element if quantised is not None and quantised.formats else None
     if side.workload.mesh.fsdp > 1:
         unpacked = gathered_bytes(read.target, side.workload)
         held = None if unpacked is None else held
@@ -271,6 +285,8 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         weights_bytes=weights,
         stored_bytes=None if quantised is None else held,
         stored_format="" if quantised is None else ", ".join(quantised.formats),
+        next_token_modules=of.next_token,
+        next_token_bytes=further,
         unpacked_bytes=unpacked,
         buffers_bytes=buffers,
         attributes_bytes=side.attributes_bytes,
@@ -447,36 +463,45 @@ def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
 
 
 def _without_unknown(notes: Iterable[str]) -> Iterator[str]:
-    """Yield all notes but those that the stored bytes have no formula, for bytes that a GGUF file states."""
+    """Yield all notes but those on stored bytes without a formula: :func:`_stored_notes` or a file states them."""
     return (note for note in notes if not note.startswith(NOT_KNOWN))
 
 
 def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
     """Yield notes on the assumptions behind the bytes of stored weights, and on tensors that they exclude."""
-    yield (
-        "quantised weights stay as they are stored and one matrix at a time is unpacked: a runtime that unpacks all of "
-        "them holds those of the run's dtype"
-    )
+    if found.formats:
+        yield (
+            "quantised weights stay as they are stored and one matrix at a time is unpacked: a runtime that unpacks "
+            "all of them holds those of the run's dtype"
+        )
+    if found.next_token_modules:
+        yield f"the cache and activations of {plural(found.next_token_modules, 'MTP module')} are left out"
     yield from (f"assumed of the checkpoint: {text}" for text in found.assumed)
     yield from (f"of unknown size beside the weights: {text}" for text in found.undetermined)
     yield from (f"left out of the weights: {text}" for text in found.left_out)
 
 
-def _stored_weights(target: Target | None) -> tuple[StoredCheckpoint | None, tuple[str, ...]]:
-    """Return the checkpoint of a quantised target, and notes; the checkpoint is ``None`` if its layout is unknown.
+def _stored_weights(
+    target: Target | None, next_token: int, *, plain: bool = False
+) -> tuple[StoredCheckpoint | None, tuple[str, ...]]:
+    """Return the checkpoint of a target, quantised or with MTP modules, and notes; ``None`` if its layout is unknown.
 
     The layout of GGUF files is their own table of tensors. It needs torch, which builds the model.
+
+    Args:
+        next_token: number of MTP modules.
+        plain: whether to return the checkpoint of a target that is not quantised too.
     """
-    if target is None or "weights" not in target.info().quantised:
+    if target is None or ("weights" not in target.info().quantised and not next_token and not plain):
         return None, ()
     folder = Path(target.stored.folder) if isinstance(target, WithStorage) and target.stored.folder else None
     packed = folder is not None and not any(folder.glob("*.safetensors")) and any(folder.glob("*.gguf"))
     try:
         require("trace", "the tensors of a checkpoint")
         with count_lock():
-            found = stored_checkpoint(target, files=folder if packed else None)
+            found = stored_checkpoint(target, next_token, folder if packed else None)
     except (Incomplete, BadInput) as error:
-        if not packed and isinstance(error, BadInput):
+        if next_token or (not packed and isinstance(error, BadInput)):
             raise
         return None, (error.line,)
     if found.headers is not None and found.headers.differences:

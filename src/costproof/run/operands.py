@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from costproof.configs.config import key_named, keys_of
+from costproof.configs.config import KEYS_IN_FILE, key_named, keys_of
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
@@ -185,7 +185,7 @@ def target_with_settings(
         elif isinstance(target, WithKeys):
             key = key_named(target.config, option, text)
         else:
-            raise no_such("setting", option[:80], sorted(known), where=text)
+            raise no_such("setting", option[:80], sorted(known), where=text, fix=KEYS_IN_FILE)
         if key in (workload if of_run else keys):
             raise BadInput("this is set twice", where=text, expected="each name once", got=key)
         if of_run:

@@ -35,14 +35,17 @@ class Prepared:
     peaks: bool = False
 
 
-def prepare(request: RunRequest) -> Prepared:
+def prepare(request: RunRequest, loaded: Target | None = None) -> Prepared:
     """Load everything that a request names, and check that it can run here; nothing is traced.
+
+    Args:
+        loaded: the request's target, if it is loaded already.
 
     Raises:
         BadInput: target, configuration, options or workload are invalid, or a file or folder does not exist.
         Incomplete: the device is not available.
     """
-    target = load_run_target(request)
+    target = load_run_target(request) if loaded is None else loaded
     work = build_workload(target, request.workload)
     if request.counters:
         require_exportable(target)

@@ -23,11 +23,11 @@ from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.counters import record_counters
 from costproof.run.peaks import measure_peaks
-from costproof.run.prepare import Prepared, prepare
+from costproof.run.prepare import Prepared, load_run_target, prepare
 from costproof.run.request import RunRequest, request
 from costproof.views.explanation import Explanation, check_stage, no_formulas
 from costproof.views.explanation import explain as explained
-from costproof.views.quantities import provides, value
+from costproof.views.quantities import TOTAL, provides, value
 
 
 def capture(target: str | RunRequest, *, progress: Progress = silent, **choices: Any) -> Capture:
@@ -104,10 +104,13 @@ def explain(
         return explained(target, stage, module=module, metric=metric, graph=target)
     asked = request(target, **{**choices, "sources": ("analytic",)})
     with count_lock(asked.rules):
-        prepared = prepare(asked)
-        check_stage(stage, prepared.target.info().stages)
-        if why := lacking(prepared.target, prepared.sources):
-            raise no_formulas(prepared.target.name, why["analytic"], asked.target, stage)
+        loaded = load_run_target(asked)
+        # Before the workload, whose errors do not matter without formulas; there the stages need the module.
+        if stage != TOTAL:
+            check_stage(stage, loaded.info().stages)
+        if why := lacking(loaded, asked.sources):
+            raise no_formulas(loaded.name, why["analytic"], asked.target, stage)
+        prepared = prepare(asked, loaded)
         counted = count_sources(prepared).capture
         fits = graph is not None and (graph.target, graph.workload) == (counted.target, counted.workload)
         return explained(counted, stage, module=module, metric=metric, graph=graph if fits else None)

@@ -59,6 +59,7 @@ from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.parametric.time_checks import (
+    arithmetic_recounts,
     border_recounts,
     clock_recounts,
     device_recounts,
@@ -133,8 +134,7 @@ def roofline(
     mesh = side.workload.mesh
     devices.check(mesh)
     name, folded = choose_source(side, source)
-    run_dtype, notes = side.workload.dtype, side.notes
-    shared = _sharing(side.workload)
+    run_dtype, notes, shared = side.workload.dtype, side.notes, _sharing(side.workload)
     if shared > 1:
         folded, notes = _mean_counts(folded, side.workload), (*notes, _MEAN)
     arithmetic, dtype = arithmetic_of(folded, run_dtype, math)
@@ -142,10 +142,8 @@ def roofline(
         # Engines unpack the weights on a device that does not multiply in eight bits.
         arithmetic, dtype = replace(arithmetic, instead={FLOAT8: run_dtype}), run_dtype
         notes = (*notes, f"{device.name} has no peak of {FLOAT8}: weights are unpacked and multiplied in {run_dtype}")
-    if mesh.fsdp > 1:
-        notes = (*notes, _GATHERED)
-    if mesh.batches > 1:
-        notes = (*notes, EQUAL_BATCHES)
+    check_recounts(arithmetic_recounts(folded, run_dtype, math, device, (arithmetic, dtype)))
+    notes += ((_GATHERED,) if mesh.fsdp > 1 else ()) + ((EQUAL_BATCHES,) if mesh.batches > 1 else ())
     if microbatches is not None or schedule is not None:
         notes = (*notes, _bubble(side, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)

@@ -65,6 +65,18 @@ class WeightPlan:
     """Number of tensors for buffers that the model computes itself."""
 
 
+def keep_in_float32(model: nn.Module) -> None:
+    """Convert to float32 the buffers that the model class keeps in float32 whatever the model's dtype is.
+
+    ``from_pretrained`` of transformers does so as it loads weights, ``_from_config`` does not.
+    """
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if name in kept:
+                setattr(module, name, buffer.float())
+
+
 def no_other_names(name: str) -> None:
     """Return ``None`` for every name, since the checkpoint uses the model's own parameter names."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +24,31 @@ def ledgers(module: nn.Module, *inputs: torch.Tensor) -> tuple[Ledger, Ledger]:
     report = costproof.count(module, *inputs)
     assert report.discrepancy.verdict == "exact"
     return report.capture.ledger("static"), report.capture.ledger("dynamic")
+
+
+NEMOTRON_H = {
+    "model_type": "nemotron_h", "hidden_size": 64, "layers_block_type": ["moe", "attention"], "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32, "n_group": 1, "topk_group": 1,
+    "max_position_embeddings": 256, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_a_buffer_that_stays_in_float32(tmp_path: Path) -> None:
+    """A router of 8 experts: 8 x 64 weights in two bytes, 8 corrections in four, as they are loaded and stored."""
+    (tmp_path / "config.json").write_text(json.dumps(NEMOTRON_H), encoding="utf-8")
+    report = costproof.report(f"hf:{tmp_path}", seq_len=8, new_tokens=0)
+    assert report.discrepancy.verdict == "exact"
+    for source in ("static", "dynamic"):
+        (gate,) = (
+            {metric: n.cost(metric) for metric in ("weight_bytes", "buffer_bytes", "stored_bytes", "resident_bytes")}
+            for n in report.capture.ledger(source).nodes
+            if n.module.endswith(".gate") and not n.invocation
+        )
+        held = 8 * 64 * 2 + 8 * 4
+        assert gate == {
+            "weight_bytes": 8 * 64 * 2, "buffer_bytes": 8 * 4, "stored_bytes": held, "resident_bytes": held,
+        }  # fmt: skip
 
 
 class Every(nn.Module):

@@ -17,7 +17,7 @@ from costproof.models.specs import Built
 from costproof.models.target import require_device
 from costproof.patches import flash_attention
 from costproof.patches.modules import prepared_masks, running
-from costproof.weights.loading import Names, load, no_other_names, plan, require_room
+from costproof.weights.loading import Names, keep_in_float32, load, no_other_names, plan, require_room
 from costproof.weights.random_values import fill_random
 
 if TYPE_CHECKING:
@@ -61,17 +61,8 @@ def build(
     flash = attention == flash_attention.FLASH
     with flash_attention.on_meta() if flash else nullcontext(), torch.device("meta"):
         model: nn.Module = patch_forward(base, replaced, inner)._from_config(config, dtype=getattr(torch, dtype))
-    _keep_in_float32(model)
+    keep_in_float32(model)
     return model.eval()
-
-
-def _keep_in_float32(model: nn.Module) -> None:
-    """Convert to float32 the buffers that the model class keeps in float32 whatever the model's dtype is."""
-    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    for module in model.modules():
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            if name in kept:
-                setattr(module, name, buffer.float())
 
 
 def patch_forward(base: Any, replaced: Mapping[str, Any] | None = None, inner: Iterable[str] = ()) -> Any:

@@ -318,8 +318,14 @@ def with_positions(job: ExportJob) -> ExportJob:
 def of_rank(
     jobs: Iterable[ExportJob], workload: Workload, numbers: Mapping[str, int] | None = None
 ) -> tuple[ExportJob, ...]:
-    """Return the jobs of one of several ranks, with numbers for the sizes on which the form of its graph depends."""
-    fixed = {**({"B": 1} if workload.own_batch == 1 else {}), **(numbers or {})}
+    """Return the jobs of one of several ranks, with numbers for the sizes on which the form of its graph depends.
+
+    Args:
+        workload: its text tokens are all those of a prompt.
+        numbers: more numbers, by symbol.
+    """
+    one = {"B": 1, **({"S": 1} if workload.text_tokens == 1 else {})} if workload.own_batch == 1 else {}
+    fixed = {**one, **(numbers or {})}
     return tuple(with_numbers(job, fixed) for job in jobs)
 
 

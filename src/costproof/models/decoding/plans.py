@@ -7,11 +7,11 @@ that merges the projections of queries, keys and values, or of gate and up, mult
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 from costproof.ledger.document import read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, Recount, did_you_mean
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from costproof.ledger.workload import Workload
-    from costproof.models.decoding.config import DecoderConfig
     from costproof.models.decoding.sharding import Part, ShardPlan
 
 Layout = Literal["column", "row", "by_head", "vocabulary", "by_expert", "replicated"]
@@ -379,12 +378,32 @@ def _shown(paths: Mapping[str, str]) -> Iterable[str]:
     return (path.replace("{i}", "*") for role, path in paths.items() if role in _PLACES)
 
 
+class SharedDecoder(Protocol):
+    """Protocol of configurations with the sizes of a decoder that ranks share."""
+
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def intermediate(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
+    def windows(self) -> Sequence[int]: ...
+
+
 MORE_AXES: Final = ("pp", "cp", "fsdp")
 """Mesh axes that are supported only for decoders without towers."""
 
 
 def mesh_problems(
-    config: DecoderConfig, workload: Workload, plan: ShardPlan, more: Collection[str] = ()
+    config: SharedDecoder, workload: Workload, plan: ShardPlan, more: Collection[str] = ()
 ) -> list[BadInput]:
     """Return an error for each reason why a decoder cannot be split over the workload's mesh.
 
@@ -412,7 +431,8 @@ def mesh_problems(
     found += _sequence_problems(config, workload) if mesh.cp > 1 else []
     found += _stored_problems(workload, plan) if mesh.fsdp > 1 else []
     for what, size, part in _divided(config):
-        if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
+        # Experts that ranks share are whole; those that all tokens pass are divided with the others, or alone.
+        if part in plan.split and size % mesh.tp and part != ("experts" if mesh.ep > 1 else "shared"):
             expected = f"a divisor of the {size} {what}"
             why = f"tensor parallelism must divide the {what}"
             found.append(BadInput(why, where="--tp", expected=expected, got=mesh.tp))
@@ -442,7 +462,7 @@ def mesh_problems(
     return found
 
 
-def by_heads(config: DecoderConfig, workload: Workload) -> bool:
+def by_heads(config: SharedDecoder, workload: Workload) -> bool:
     """Return whether each rank that shares a sequence attends to all positions with some heads, and caches these.
 
     Latents have no heads: ranks exchange the expanded ones for a prompt, and cache their own positions.
@@ -451,7 +471,7 @@ def by_heads(config: DecoderConfig, workload: Workload) -> bool:
     return workload.mesh.cp > 1 and workload.inputs.get(CP_PLAN) == "ulysses" and not latent
 
 
-def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
+def _sequence_problems(config: SharedDecoder, workload: Workload) -> list[BadInput]:
     """Return an error for each reason why sharing the sequences of a workload is impossible or not counted."""
     mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
     parts = workload.sequence_parts
@@ -491,7 +511,7 @@ def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
         yield BadInput(what, where="--batch", expected=f"at least fsdp x dp = {parts}", got=workload.batch)
 
 
-def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInput]:
+def _pair_problems(config: SharedDecoder, workload: Workload) -> Iterator[BadInput]:
     """Yield an error for each reason why tokens cannot be sent to the experts of other ranks."""
     mesh, inputs = workload.mesh, workload.inputs
     if (DISPATCH in inputs) != (PAIRS in inputs):
@@ -532,13 +552,13 @@ def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[i
         yield tuple(pairs[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
 
 
-def routed_layers(config: DecoderConfig) -> tuple[bool, ...]:
+def routed_layers(config: SharedDecoder) -> tuple[bool, ...]:
     """Return whether each layer has a mixture of experts, layer by layer."""
     routed = getattr(config, "routed", None)
     return routed() if routed is not None else (False,) * config.layers
 
 
-def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
+def _divided(config: SharedDecoder) -> Iterator[tuple[str, int, Part]]:
     """Yield (name, size, part of the decoder) of each width that tensor parallelism divides."""
     yield "attention heads", config.heads, "attention"
     kinds = routed_layers(config)
@@ -547,3 +567,4 @@ def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
     if any(kinds):
         inner = getattr(config, "expert_width", 0) or config.intermediate
         yield "elements of an expert's inner width", inner, "experts"
+        yield "elements of the shared experts' inner width", inner * getattr(config, "shared", 0), "shared"

@@ -107,17 +107,13 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
             return parts()
         return Distributed(model, ({}, {}), 1, at.pp * mesh.cp + at.cp, mesh.pp, sequence=sequence)
     plans = _plans(model, mesh, engine)
-    if not _splits_evenly(model, plans[0], mesh.tp):
-        raise Incomplete(
-            "transformers cannot split fewer key/value heads than ranks (its issue 48307)",
-            where="--tp", expected=f"a divisor of {kv_heads(model)}", got=mesh.tp,
-            fix="--sources analytic,static, which give a rank a copy of one head",
-        )  # fmt: skip
     if engine is not None and (why := _not_run(model, engine, plans, mesh)):
         raise Incomplete(
             f"transformers cannot run this plan: it {why}", where=f"--{PLAN}", got=engine.name,
             fix="--sources analytic,static",
         )  # fmt: skip
+    # The copies that ranks get, which transformers does not make.
+    _copy_heads(model, plans[0], mesh.tp, at.tp)
     found: Distributed | FullySharded
     if mesh.fsdp > 1:
         found = parts(tensor=mesh.tp, plans=plans)
@@ -131,6 +127,8 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
     return found
 
 
+COPIED: Final = "key/value heads are copied before transformers splits them, since it cannot split fewer than ranks"
+"""Note in results of models with fewer key/value heads than ranks (issue 48307 of transformers)."""
 _RANK: Final = "_costproof_rank"
 """Attribute of a distributed model that holds its rank."""
 
@@ -151,9 +149,14 @@ def distributed(built: Built, workload: Workload) -> Built:
     Raises:
         Incomplete: as :func:`distribute_for_run`.
     """
+    mesh, heads = workload.mesh, kv_heads(built.model)
+    copied = mesh.tp > 1 and not _splits_evenly(built.model, _plans(built.model, mesh, _engine(workload))[0], mesh.tp)
     rank = distribute_for_run(built.model, workload)
     vars(built.model)[_RANK] = rank
-    return built if rank is None else replace(built, notes=(*built.notes, NOTE))
+    if rank is None:
+        return built
+    more = (f"{COPIED}: {heads} for {mesh.tp} ranks",) if copied else ()
+    return replace(built, notes=(*built.notes, NOTE, *more))
 
 
 def as_rank(runs: tuple[Run, ...], model: nn.Module) -> tuple[Run, ...]:

@@ -20,7 +20,7 @@ from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, FSDP_CP, PAIRS, PLAN, Mes
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.names import STAGES
-from costproof.models.decoding.plans import OWN, by_heads, named_plan, routed_layers, split_parts
+from costproof.models.decoding.plans import OWN, SharedDecoder, by_heads, named_plan, routed_layers, split_parts
 from costproof.models.target import SEQUENCE_COPIES
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> dict[str, int]:
+def mesh_symbols(config: SharedDecoder, workload: Workload, plan: ShardPlan) -> dict[str, int]:
     """Return the values of ``MESH_SYMBOLS`` for the counted rank; empty on one device."""
     mesh = workload.mesh
     if mesh.one:
@@ -209,7 +209,7 @@ class Shards:
 
     @classmethod
     def of(
-        cls, config: DecoderConfig, workload: Workload, plan: ShardPlan, style: DecoderStyle | None = None
+        cls, config: SharedDecoder, workload: Workload, plan: ShardPlan, style: DecoderStyle | None = None
     ) -> Shards:
         """Return the shards of the rank that the workload selects."""
         latent = getattr(config, "kv_rank", 0) > 0
@@ -644,7 +644,7 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
 
 
-def _mixtures(config: DecoderConfig, style: DecoderStyle | None) -> RoutedLayers | None:
+def _mixtures(config: SharedDecoder, style: DecoderStyle | None) -> RoutedLayers | None:
     """Return the mixtures of experts of a decoder with the group limits of its router; ``None`` without experts."""
     experts = getattr(config, "experts", 0)
     if not experts or style is None or style.routing is None:

@@ -22,6 +22,7 @@ from costproof.ledger.workload import NO_CLASS, AttentionKind, Dtype
 from costproof.models.generic.factories import Made
 from costproof.models.generic.truncation import CutModel, Edits, edited, first_layers
 from costproof.models.generic.unread_keys import unused
+from costproof.weights.loading import keep_in_float32
 from costproof.weights.stored import PLAIN, Stored, stored, without
 
 if TYPE_CHECKING:
@@ -220,6 +221,7 @@ class HuggingFace:
         with torch.device("meta"), bounded(self.data, self.where):
             made: nn.Module = build(config, dtype=getattr(torch, dtype or self.stored.dtype or "bfloat16"))
             _make_long_frequencies(made)
+            keep_in_float32(made)
         return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:

@@ -315,7 +315,7 @@ class ImageTextTarget(Native[C]):
         embeds, own = images_of(workload) > 0, workload.own
         jobs = exports.export_jobs(model, own, self.decoder, embeds=embeds)
         if workload.mesh.tp > 1:
-            jobs = [*exports.of_rank(jobs, workload)]
+            jobs = [*exports.of_rank(jobs, self.whole_prompt(workload))]
         towers = (*self.tower_jobs(model, own, None), self._glue(model, own)) if embeds else ()
         return (*towers, *jobs)
 

@@ -184,6 +184,26 @@ class PageDecoderConfig(EqualHeads):
     routed_scaling_factor: float = 1.0
 
     one_mask: ClassVar[bool] = False
+    tied: ClassVar[bool] = False
+
+    @property
+    def top_k(self) -> int:
+        """Return the number of routed experts that process each token."""
+        return self.topk
+
+    @property
+    def shared(self) -> int:
+        """Return the number of shared experts."""
+        return self.shared_experts
+
+    @property
+    def expert_width(self) -> int:
+        """Return the inner width of a routed expert."""
+        return self.moe_intermediate
+
+    def routed(self) -> tuple[bool, ...]:
+        """Return whether each layer has a mixture of experts, layer by layer."""
+        return tuple(i >= self.dense_layers for i in range(self.layers))
 
     def windows(self) -> tuple[int, ...]:
         """Return no windows, since runs that exceed the configured window are refused."""

@@ -24,6 +24,7 @@ from costproof.analytic.compose import (
 from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.costs import Layer, LayerCosts, Size, layer
 from costproof.analytic.embedding import PickedPositions, PositionEmbedding
+from costproof.analytic.experts import PLAIN
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.norms import LayerNorm, LayerNorm2d
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
@@ -31,6 +32,8 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ROWS_INVOCATION, AttentionKind, BatchRow, ExpertKernel, Logits
+from costproof.models.decoding.formulas import DecoderStyle
+from costproof.models.decoding.sharding import Part, Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,17 @@ class View:
     """Whether CLIP's position table is resampled."""
     sam_padded: bool = True
     """Whether SAM pads this view's grid to whole windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRank:
+    """Facts about one rank of several devices that decide the form of the decoder's formulas."""
+
+    shards: Shards
+    one_sequence: bool
+    """Whether the rank runs a single sequence."""
+    one_token: bool
+    """Whether prompts have a single token, vision tokens included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,22 @@ class PageStructure:
     """
     rows: tuple[tuple[BatchRow, ...], ...] = ()
     """Rows of a batch of unequal sequences by kind (:func:`~costproof.models.decoding.names.row_kinds`)."""
+    rank: PageRank | None = None
+    """The counted rank; ``None`` on one device. Towers and projector are whole on each rank."""
+
+    def of_part(self, size: Size, part: Part) -> Size:
+        """Return a rank's share of a number of heads or of an inner width of the decoder."""
+        return size if self.rank is None else self.rank.shards.of_part(size, part)
+
+    @property
+    def splits_embedding(self) -> bool:
+        """Return whether the rank has some rows of the embedding's table."""
+        return self.rank is not None and self.rank.shards.mesh.tp > 1
+
+    @property
+    def vocabulary(self) -> Size:
+        """Return the columns of the logits, including padding of uneven shards."""
+        return sym("text_vocab") if self.rank is None else self.rank.shards.padded_vocabulary()
 
     @property
     def pages(self) -> Size:
@@ -295,13 +325,17 @@ def page_decoder_parts(
     Source: Dai et al. 2024, DeepSeekMoE; ``UnlimitedOcrTextModel`` (transformers), ``DeepseekV2Model`` (vendor),
     ``LlamaAttention`` (transformers 4.46).
     """
-    remote = structure.remote
-    return (
+    remote, rank = structure.remote, structure.rank
+    parts = (
         ModulePart("root", _picked(structure, call) or (CONTAINER,)),
         ModulePart("model", (glue,)),
         *(() if remote else (ModulePart("text"),)),
         *page_decoder(structure, call).parts("text", call, positions),
     )
+    if rank is None:
+        return parts
+    one_row = rank.one_sequence and (positions == 1 or rank.one_token)
+    return tuple(rank.shards.with_collectives(parts, call, positions, one_row=one_row, one_sequence=rank.one_sequence))
 
 
 def _picked(structure: PageStructure, call: StackCall) -> tuple[PickedPositions, ...]:
@@ -318,16 +352,17 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
     """Return the layers of the decoder in one call; for their sources see :func:`page_decoder_parts`.
 
     Branches: the first layers of a configuration are dense; a step of one token has no mask in the vendor's code;
-    rows of a batch attend by themselves.
+    rows of a batch attend by themselves; ranks that share experts hold a part of them.
     """
     remote = structure.remote
     hidden, head_dim, moe = sym("text_hidden"), sym("text_head_dim"), sym("text_moe")
     # The vendor's code builds no mask for a single token.
     masked = call.tokens != 1 if remote else structure.attention == "eager"
+    heads, kv_heads, rank = sym("text_heads"), sym("text_kv_heads"), structure.rank
     attention = AttentionBlock(
         width=hidden,
-        heads=sym("text_heads"),
-        kv_heads=sym("text_kv_heads"),
+        heads=structure.of_part(heads, "attention"),
+        kv_heads=kv_heads if rank is None else rank.shards.own_kv_heads(kv_heads),
         head_dim=head_dim,
         rotary=head_dim,
         own_table=remote,
@@ -335,14 +370,19 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
         mask="input" if masked else "none",
         written_out=remote or structure.attention == "eager",
     )
-    dense = Mlp(hidden, sym("text_intermediate"), "silu", gated=True, bias=False)
+    dense = Mlp(hidden, structure.of_part(sym("text_intermediate"), "mlp"), "silu", gated=True, bias=False)
     mixture = ExpertMixture(
         width=hidden,
-        inner=moe,
+        inner=structure.of_part(moe, "experts"),
+        held=sym("text_experts") / sym("ep") if rank is not None and rank.shards.mesh.ep > 1 else None,
+        batches=1 if rank is None else rank.shards.batches,
+        exchanged=(sym("text_pairs_sent"), sym("text_pairs_got"))
+        if rank is not None and rank.shards.exchanges
+        else None,
         experts=sym("text_experts"),
         top_k=sym("text_topk"),
         function="silu",
-        shared=sym("text_shared") * moe,
+        shared=structure.of_part(sym("text_shared") * moe, "shared"),
         batched=structure.experts == "batched_mm",
         looped=remote,
     )
@@ -355,12 +395,15 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
     first, other = TransformerLayer(hidden, block, dense), TransformerLayer(hidden, block, mixture)
     return DecoderStack(
         width=hidden,
-        vocabulary=sym("text_vocab"),
+        vocabulary=sym("text_vocab") if rank is None else rank.shards.vocabulary("embedding"),
+        head=None if rank is None else rank.shards.vocabulary("head"),
         layers=tuple(first if i < structure.text_dense else other for i in range(structure.text_layers)),
         table=0 if remote else head_dim,
     )
 
 
+TEXT_STYLE: Final = DecoderStyle(routing=PLAIN, shared_experts=sym("text_shared") * sym("text_moe"))
+"""Differences of the decoder from the default one, by which ranks divide it."""
 ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
 """Placeholder view for parameters, which do not depend on the view."""
 
@@ -406,7 +449,7 @@ def page_ledger(
         first = ROWS_INVOCATION if structure.rows else "prompt"
         yield from prefill_and_decode(modules, names, border=border_of, decode=structure.decode, first_id=first)
 
-    return analytic_ledger(nodes(), stages)
+    return analytic_ledger(nodes(), stages, parallel=structure.rank is not None)
 
 
 def decoder_border(structure: PageStructure, call: StackCall, positions: Size, page_rows: Size) -> Size:
@@ -416,7 +459,7 @@ def decoder_border(structure: PageStructure, call: StackCall, positions: Size, p
         positions: number of positions per sequence that get logits.
         page_rows: rows of features that enter and leave the module around the decoder in a prefill with a page.
     """
-    elements = call.batch * positions * sym("text_vocab")
+    elements = call.batch * positions * structure.vocabulary
     if structure.attention == "eager":
         elements += sympy.Add(*_mask_elements(structure, call))
     if call.past == 0 and structure.views:

@@ -8,6 +8,7 @@ from functools import partial
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import StackCall
 from costproof.analytic.costs import Size
+from costproof.analytic.decoder_memory import masked_look_up
 from costproof.analytic.embedding import INT64
 from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.memory_tape import MemoryTape, Piece
@@ -127,13 +128,16 @@ class _SamTape(LayerTape):
         return self._make(side**2 * width, resampled, tape.make(INT64 * side**2, pairs))
 
 
-def page_glue_tape(pages: Size, rows: tuple[Size, ...], parts: tuple[tuple[Size, ...], ...]) -> MemoryTape:
+def page_glue_tape(
+    pages: Size, rows: tuple[Size, ...], parts: tuple[tuple[Size, ...], ...], *, masked: bool = False
+) -> MemoryTape:
     """Return the memory tape of the operators between towers and decoder of a page model.
 
     Args:
         pages: their number.
         rows: rows of features of each kind of view, in all pages.
         parts: for each page, the rows of pieces that are made: each from the one before, for each kind of view.
+        masked: whether the rank has some rows of the embedding's table.
 
     Source: ``UnlimitedOcrModel.get_image_features`` and ``forward`` (transformers).
     """
@@ -141,7 +145,10 @@ def page_glue_tape(pages: Size, rows: tuple[Size, ...], parts: tuple[tuple[Size,
     prompt = sym("B") * sym("S")
     ids = tape.give(INT64 * prompt)
     given = [tape.give(n * row) for n in rows]
-    embedded = tape.make(prompt * row, ids)
+    if masked:
+        embedded = masked_look_up(tape, prompt * sym("text_hidden"), prompt, sym("b"), ids)
+    else:
+        embedded = tape.make(prompt * row, ids)
     # Of all pages but the last only the results matter.
     others = tape.make((pages - 1) * sym("V") * row)
     made = []

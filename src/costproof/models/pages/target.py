@@ -10,13 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from costproof.ledger.errors import CostproofError
+from costproof.ledger.mesh import PAIRS
+from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
+from costproof.models.decoding import exports
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import prefill_name
+from costproof.models.decoding.ranks import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.sharding import SPLIT_ALL, Shards
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.native import Native
 from costproof.models.pages.config import PageConfig
+from costproof.models.pages.formulas import TEXT_STYLE, PageRank
 from costproof.models.pages.jobs import PageReader
 from costproof.models.pages.page import views
 from costproof.models.pages.workload import (
@@ -27,7 +33,7 @@ from costproof.models.pages.workload import (
     preset_workload,
     sequence_length,
 )
-from costproof.models.specs import ExportJob, Run, layers_cut
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import Setting
 
 if TYPE_CHECKING:
@@ -106,15 +112,30 @@ class PageTarget(Native[P]):
         """Return the invocations of the stages in one run, in order, with the values of their symbols."""
         return page_invocations(self.config, workload, self.modes, self.stages[:3])
 
+    def shares(self, workload: Workload) -> Shards:
+        """Return the division of the decoder among ranks; towers and projector are whole on each."""
+        return Shards.of(self.config.text, workload, SPLIT_ALL, TEXT_STYLE)
+
+    def whole_prompt(self, workload: Workload) -> Workload:
+        """Return the workload with ``text_tokens`` increased by the vision tokens of the prompt."""
+        return replace(workload, text_tokens=sequence_length(self.config, workload, self.modes))
+
+    def structure(self, workload: Workload) -> PageStructure:
+        """Return the facts that decide the form of formulas; on several devices, those of the counted rank."""
+        rank = None
+        if not workload.mesh.one:
+            one_token = self.whole_prompt(workload).text_tokens == 1
+            rank = PageRank(self.shares(workload), workload.own_batch == 1, one_token)
+        return page_structure(self.config, workload, rank=rank)
+
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
         from costproof.models.pages.formulas import page_decoder
 
-        structure = page_structure(self.config, workload)
-        length, seen = sequence_length(self.config, workload, self.modes), views(workload)
-        whole = replace(workload, text_tokens=length)
-        record = row_tapes if workload.rows else decoder_tapes
+        structure, shards = self.structure(workload), None if workload.mesh.one else self.shares(workload)
+        whole, seen = self.whole_prompt(workload), views(workload.own)
+        record = row_tapes if workload.rows else partial(decoder_tapes, shards=shards)
         found = record(
             self.config.text, whole, partial(page_decoder, structure), embedded=bool(seen), apart=self.prompt_apart
         )
@@ -144,11 +165,37 @@ class PageTarget(Native[P]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the static source."""
-        return self.reader.export_jobs(model, workload)
+        jobs, whole = self.reader.export_jobs(model, workload.own), self.whole_prompt(workload)
+        numbers = {}
+        if workload.gathered_batches or PAIRS in workload.inputs:  # whose ratios to the own batch are numbers
+            numbers = {"B": workload.own_batch, "S": whole.text_tokens}
+        return exports.of_rank(jobs, whole, numbers) if workload.mesh.tp > 1 or numbers else jobs
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the jobs of the isolated source."""
-        return self.reader.stage_runs(model, workload)
+        return self.reader.stage_runs(model, workload.own)
+
+    def build(self, workload: Workload) -> nn.Module:
+        """Return the model to export; on several devices, the counted rank's part.
+
+        Raises:
+            Incomplete: no graph counts a rank of this mesh.
+        """
+        return shard_for_export(Native.build(self, workload), workload, self.decoder)
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the model to run; on several devices, as transformers distributes it to the counted rank.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
+        """
+        refuse_values(workload, self.options)
+        return distributed(self.built_run(workload, progress), workload)
+
+    def built_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the whole model to run, with the values that its device needs."""
+        return Native.build_run(self, workload, progress)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with the given implementation of routed experts.
@@ -169,6 +216,7 @@ class PageTarget(Native[P]):
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the dynamic source."""
+        workload = workload.own
         if next(model.parameters()).device.type == "meta":
-            return self.reader.shape_runs(model, workload)
+            return as_rank(self.reader.shape_runs(model, workload), model)
         return self.reader.real_runs(model, workload, self.options.seed)

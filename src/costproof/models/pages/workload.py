@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.mesh import PLAN
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import FLOAT_BYTES, ROWS, Dtype, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding import names
 from costproof.models.decoding.names import row_kinds
+from costproof.models.decoding.plans import OWN, mesh_problems
+from costproof.models.decoding.sharding import SPLIT_ALL, mesh_symbols
 from costproof.models.image_text.layout import IMAGES
 from costproof.models.pages.config import PageConfig
-from costproof.models.pages.formulas import PageStructure, View
+from costproof.models.pages.formulas import PageRank, PageStructure, View
 from costproof.models.pages.page import (
     MAX_CROPS,
     MIN_CROPS,
@@ -51,6 +54,7 @@ PAGE_SETTINGS: Final = (
     common.ATTENTION,
     common.LOGITS,
     common.EXPERTS,
+    *common.MESH,
 )
 
 
@@ -80,6 +84,8 @@ class PageModes:
     counts_queries: bool = False
     """Whether views have a symbol for their number of tokens, Q, in addition to their side, H."""
     most_crops: int = MAX_CROPS
+    splits_tower: bool = False
+    """Whether transformers' plan of tensor parallelism splits the second tower, a decoder with masks of its own."""
 
     def named(self) -> tuple[NamedWorkload, ...]:
         """Return the presets with their token counts at 64 pixels per feature."""
@@ -167,6 +173,9 @@ def preset_workload(
         )
     views = [option for option, value in {**of_page, f"the grid of {preset}": named_grid}.items() if value is not None]
     page = _of_rows(page, views, seq_len, given, problems)
+    if (plan := given.pop(PLAN, None)) not in (None, OWN):
+        what = "only the plan of transformers is described for a model of pages"
+        problems.append(BadInput(what, where=f"--{PLAN}", expected=OWN, got=str(plan)[:80]))
     workload = common.changed(with_page(unchanged, page), given, modes.settings, problems)
     if not problems and seq_len is not None:
         workload = _with_length(config, workload, seq_len, modes, problems)
@@ -286,6 +295,15 @@ def page_run_problems(config: PageConfig, workload: Workload, modes: PageModes) 
     found += common.problems(workload, config.text.head_dim, least_text=1 if page is None else 0)
     if found:
         return found
+    whole = replace(workload, text_tokens=sequence_length(config, workload, modes))
+    if found := [*found, *mesh_problems(config.text, whole, SPLIT_ALL)]:
+        return found
+    if workload.mesh.tp > 1 and modes.splits_tower:
+        what = "transformers' plan also splits the second tower, whose ranks are not counted"
+        return [BadInput(what, where="--tp", expected="1", got=workload.mesh.tp, fix="choose --dp")]
+    if workload.mesh.ep > 1 and modes.splits_tower and page is not None:
+        what = "a run as one of several ranks does not tell the mask of this model's second tower"
+        return [BadInput(what, where="--ep", expected="1, or a preset without a page", got=workload.mesh.ep)]
     most, window = config.text.max_positions, config.text.sliding_window
     if workload.rows:
         found += common.row_problems(workload, most)
@@ -347,11 +365,14 @@ def page_invocations(
     Symbols. All: B sequences, b bytes per element. Towers and projector: n views, H pixels per side, and where tokens
     are queries, Q per view. Prefill: S prompt tokens, V vision tokens among them, L positions that lm_head maps, and
     with a page H_g (or Q_g), with crops H_c (or Q_c), grid_w, grid_h. Decode: P tokens in the cache before the first
-    step, N steps. Rows of a batch: V vision tokens of each of n pages.
+    step, N steps. Rows of a batch: V vision tokens of each of n pages. On several devices the batch is that of the
+    counted rank, and the decoder has the symbols of its mesh.
 
     Args:
         stages: SAM, the second tower and the projector.
     """
+    more = {} if workload.mesh.one else mesh_symbols(config.text, workload, SPLIT_ALL)
+    workload = workload.own
     page, stride, sam = page_of(workload), config.sam.stride, config.sam
     found, features = [], []
     for name, count, side in views(workload):
@@ -365,7 +386,8 @@ def page_invocations(
         ]
         features.append(TensorSpec((count, rows, config.text.hidden), workload.dtype))
     length = sequence_length(config, workload, modes)
-    prefill, *steps = names.invocations(replace(workload, text_tokens=length), config.text)
+    calls = names.invocations(replace(workload, text_tokens=length), config.text)
+    prefill, *steps = (replace(call, symbols={**call.symbols, **more}) for call in calls)
     symbols = {**prefill.symbols, "V": modes.tokens(page, stride)}
     if workload.rows:
         symbols["n"] = pages_of(workload)
@@ -381,7 +403,9 @@ def page_invocations(
     return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), *steps)
 
 
-def page_structure(config: PageConfig, workload: Workload, *, remote: bool = False) -> PageStructure:
+def page_structure(
+    config: PageConfig, workload: Workload, *, remote: bool = False, rank: PageRank | None = None
+) -> PageStructure:
     """Return the facts about a model and a run that decide the form of formulas.
 
     A position table is resampled when it was trained for another grid than the view's
@@ -389,6 +413,7 @@ def page_structure(config: PageConfig, workload: Workload, *, remote: bool = Fal
 
     Args:
         remote: whether the vendor's code runs.
+        rank: the counted one of several devices.
     """
     sam, text, clip = config.sam, config.text, getattr(config, "clip", None)
     return PageStructure(
@@ -412,4 +437,5 @@ def page_structure(config: PageConfig, workload: Workload, *, remote: bool = Fal
         decode=workload.new_tokens > 0,
         remote=remote,
         rows=row_kinds(workload, config.text),
+        rank=rank,
     )

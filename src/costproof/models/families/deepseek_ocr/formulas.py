@@ -193,7 +193,7 @@ def glue_tape(structure: PageStructure, grid: tuple[int, int] | None, tokens: in
         rows.append(structure.pages * features)
         moved = (features,) if grid[0] > 1 and tokens > 1 else ()
         parts.append((*moved, lines * crop * (columns * crop + 1)))
-    return page_glue_tape(structure.pages, tuple(rows), tuple(parts))
+    return page_glue_tape(structure.pages, tuple(rows), tuple(parts), masked=structure.splits_embedding)
 
 
 def _tower_border(stage: str) -> Size:

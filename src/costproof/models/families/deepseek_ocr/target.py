@@ -30,7 +30,7 @@ from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import PageReader
 from costproof.models.pages.page import page_of
 from costproof.models.pages.target import PageTarget
-from costproof.models.pages.workload import PageModes, page_run_problems, page_structure, sequence_length
+from costproof.models.pages.workload import PageModes, page_run_problems, sequence_length
 from costproof.models.reader_check import ConfigFile
 from costproof.models.settings import device_problems
 from costproof.models.specs import Built
@@ -110,7 +110,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
-        found = ocr_ledger(page_structure(self.config, workload))
+        found = ocr_ledger(self.structure(workload))
         # How often a loop over experts turns depends on the data; a formula counts one call for all of them.
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
 
@@ -149,13 +149,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
             context=sequence_length(self.config, workload, MODES) + workload.new_tokens,
         )
 
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that the dynamic source runs, on the meta device or with weights.
-
-        Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device is not there, or no kernel of FlashAttention.
-        """
+    def built_run(self, workload: Workload, progress: Progress) -> Built:
         model = self.built(workload, workload.experts)
         return with_numbers(model, workload, self.decoder, self.options, progress, placed)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.files import read_configuration
+from costproof.ledger.mesh import of_mesh
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
@@ -140,6 +141,11 @@ class RemoteCodeOcr(Configured[OcrConfig]):
             what = "the vendor's code runs one page with its text, not the rows of a batch"
             fix = "count the configuration: costproof report deepseek-ocr --config FOLDER/config.json --rows …"
             wrong.append(BadInput(what, where=f"--{ROWS}", got=str(given[ROWS])[:80], fix=fix))
+        if axes := [name for name, value in given.items() if of_mesh(name) and value is not None]:
+            what = "the vendor's code has no plan by which devices share it"
+            fix = "count the configuration: costproof report deepseek-ocr --config FOLDER/config.json --tp …"
+            where = ", ".join(f"--{name.replace('_', '-')}" for name in axes)
+            wrong.append(BadInput(what, where=where, expected="one device", fix=fix))
         if wrong:
             raise Problems("the workload cannot be run", wrong)
         made = make_workload(preset or DEFAULT_PRESET, config=self.config, default_dtype=self.dtype, **given)
@@ -147,7 +153,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the settings of a workload; the code fixes attention, experts and logits."""
-        return tuple(s for s in PAGE_SETTINGS if s.name not in (*_FIXED, ROWS, IMAGES))
+        return tuple(s for s in PAGE_SETTINGS if s.name not in (*_FIXED, ROWS, IMAGES) and not of_mesh(s.name))
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         found = page_run_problems(self.config, workload, MODES)

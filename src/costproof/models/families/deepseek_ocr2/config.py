@@ -176,5 +176,5 @@ SETTINGS: Final = tuple(
     replace(s, choices=("sdpa", "eager")) if s.name == common.ATTENTION.name else s for s in PAGE_SETTINGS
 )
 MODES: Final = PageModes(
-    PRESETS, "page", SETTINGS, vision_tokens, "base", queries, counts_queries=True, most_crops=_MOST
+    PRESETS, "page", SETTINGS, vision_tokens, "base", queries, counts_queries=True, most_crops=_MOST, splits_tower=True
 )

@@ -30,7 +30,7 @@ from costproof.models.pages.config import DrawnSam, PageDecoderConfig, drawn_dec
 from costproof.models.pages.jobs import VISION_INPUTS, PageReader, stride, vision_job
 from costproof.models.pages.page import Page, page_workload, with_page
 from costproof.models.pages.target import PageTarget
-from costproof.models.pages.workload import PageModes, page_structure
+from costproof.models.pages.workload import PageModes
 from costproof.models.specs import ExportJob
 from costproof.models.target import NamedWorkload
 from costproof.patches.modules import no_image_check, running
@@ -108,7 +108,7 @@ class DeepseekOcr2(PageTarget[Ocr2Config]):
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
-        found = ocr2_ledger(page_structure(self.config, workload))
+        found = ocr2_ledger(self.structure(workload))
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
 
     def view_tapes(
