@@ -149,6 +149,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "text_experts=8": {"as many models as experts": "8 0"},
     "text_topk=2 text_experts=8 ep=4 tp=1": {
         "tokens sent to their experts": "1/2",
+        "top-k copies": "2/3",
         "min(top-k, ep - 1) copies": "2/3",
         "tokens sent by rank": "13/28",
     },
@@ -156,11 +157,16 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "choices not sent": "64/75",
         "fp8 dispatch": "11/25",
         "fp8 dispatch without scales": "32/75",
+        "fp8 dispatch with choices": "44/75",
+        "fp8 dispatch without scales, with choices": "43/75",
     },
     "tp=4": {
         "all-reduce = (n - 1) / n M": "1/2",
         "all-reduce = 2 M": "4/3",
         "all-reduce = (n - 1) M": "2",
+        "routers / tp": "1/4",
+        "norms / tp": "1/4",
+        "projections to latents / tp": "1/4",
         "K/V heads / tp": "1/4",
         "latents / tp": "1/4",
         "all / tp": "1/4",
@@ -169,6 +175,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "cp=4 cp_place=1 expr=cp_place": {"mean of the ranks": "5/2", "every part attended to": "4"},
     "cp=4 S=8 expr=S": {"positions not / cp": "4"},
     "ep=4 S=8 expr=S/ep": {"experts not / ep": "4", "one device": "4"},
+    "tp=4 S=8 expr=S/tp": {"K/V heads not / tp": "4", "vocabulary not / tp": "4"},
     "text_vocab=100 expr=text_vocab": {"vocabulary padded to 64": "32/25"},
     "b=8 expr=b": {
         "element size forgotten": "1/8",

@@ -323,3 +323,96 @@ def test_exchanged_heads(tmp_path: Path) -> None:
     assert {"all-to-all = M"} in sets(judged(tmp_path, LLAMA, sent(every), mesh, SHARED))
     with pytest.raises(BadInput, match="ranks would share key/value heads"):
         judged(tmp_path, LLAMA, sent(every), "cp: '16', cp_plan: ulysses", SHARED)
+
+
+PROMPT: Final = "text_tokens: '512', new_tokens: '0'"
+ROUTERS: Final = 94 * 4096 * 128
+"""Elements of the routers of Qwen3-235B, which every rank holds."""
+
+
+@pytest.mark.parametrize(
+    ("metric", "each"), [("weight_bytes", 2), ("params", 1), ("flops", 2 * 512)], ids=["bytes", "elements", "FLOPs"]
+)
+def test_routers_divided_by_tp(metric: str, each: int, tmp_path: Path) -> None:
+    """Of 8 ranks each counts an eighth of the routers; norms are whole, and rightly so."""
+    right = judged(tmp_path, QWEN, f"stage: prefill, {metric}: 1", workload=PROMPT).truth or 0
+    wrong = right - ROUTERS * each * 7 // 8
+    assert wrong == {"weight_bytes": 58_873_371_648, "flops": 2_912_054_935_552}.get(metric, wrong)
+    assert named(judged(tmp_path, QWEN, f"stage: prefill, {metric}: {wrong}", workload=PROMPT)) == [{"routers / tp"}]
+
+
+@pytest.mark.parametrize(
+    ("target", "elements", "cause"),
+    [
+        (QWEN, -94 * (2 * 4096 + 2 * 128) - 4096, "norms / tp"),
+        # 61 layers of projections to 1,536 and 512 + 64 from 7,168 elements
+        (V3, -61 * 7168 * (1536 + 576), "projections to latents / tp"),
+        ("llama-3.1-8b", 2 * 128_256 * 4096, "vocabulary not / tp"),
+        ("llama-3.1-8b", 32 * 2 * 4096 * 1024, "K/V heads not / tp"),
+    ],
+)
+def test_parts_that_are_whole_or_divided(target: str, elements: int, cause: str, tmp_path: Path) -> None:
+    """Seven eighths of a part are missing on each of 8 ranks, or too many."""
+    right = judged(tmp_path, target, "stage: prefill, weight_bytes: 1", workload=PROMPT).truth or 0
+    wrong = right + elements * 2 * 7 // 8
+    assert named(judged(tmp_path, target, f"stage: prefill, weight_bytes: {wrong}", workload=PROMPT)) == [{cause}]
+
+
+LAYER: Final = 4096 * (32 + 8 + 8 + 32) * 128 + 3 * 4096 * 14_336 + 2 * 4096
+"""Parameters of a layer of Llama 3.1 8B."""
+TABLE: Final = 128_256 * 4096
+
+
+@pytest.mark.parametrize(
+    ("mesh", "number", "cause"),
+    [
+        ("pp: '3'", (32 * LAYER + 2 * TABLE + 4096) // 3, "all / pp"),
+        ("pp: '3'", 32 * LAYER + 2 * TABLE + 4096, "all stages"),
+        ("pp: '3'", 32 * LAYER // 3 + TABLE, "layers / pp"),
+        ("pp: '2', tp: '2'", (32 * LAYER + 2 * TABLE + 4096) // 4, "all / (tp x pp)"),
+    ],
+)
+def test_stages_as_equal_parts(mesh: str, number: int, cause: str, tmp_path: Path) -> None:
+    """The first of three stages has 11 layers and the embedding, no norm and no head."""
+    llama = "llama-3.1-8b"
+    assert judged(tmp_path, llama, f"stage: total, params: {11 * LAYER + TABLE}", "pp: '3'").status == "right"
+    assert 11 * LAYER + TABLE == 2_924_568_576
+    assert (32 * LAYER + 2 * TABLE + 4096) // 3 == 2_676_753_749
+    assert named(judged(tmp_path, llama, f"stage: total, params: {number}", mesh)) == [{cause}]
+
+
+def test_a_cache_that_is_not_divided(tmp_path: Path) -> None:
+    """32 layers, keys and values of 8 heads of 128 elements; a rank of 8 caches one head."""
+    whole = 32 * 2 * 8 * 128 * 2 * 512
+    assert whole == 67_108_864
+    llama = "llama-3.1-8b"
+    assert judged(tmp_path, llama, f"stage: prefill, kv_cache_bytes: {whole // 8}", workload=PROMPT).status == "right"
+    found = judged(tmp_path, llama, f"stage: prefill, kv_cache_bytes: {whole}", workload=PROMPT)
+    assert named(found) == [{"K/V heads not / tp"}]
+    assert [s.or_else for e in found.explanations for s in e.steps] == [("one device",)]
+
+
+@pytest.mark.parametrize(
+    ("out", "back", "causes"),
+    [
+        (7 * (14_336 + 96), 7 * 14_336, None),
+        (8 * 14_336, 8 * 14_336, {"top-k copies", "choices not sent"}),
+        (8 * (14_336 + 96), 8 * 14_336, {"top-k copies"}),
+        (7 * 7168, 7 * 14_336, {"fp8 dispatch without scales"}),
+        (7 * (7168 + 96), 7 * 14_336, {"fp8 dispatch without scales, with choices"}),
+        (7 * (7168 + 56 * 4), 7 * 14_336, {"fp8 dispatch"}),
+        (7 * (7168 + 56 * 4 + 96), 7 * 14_336, {"fp8 dispatch with choices"}),
+        (8 * 7168, 8 * 14_336, {"top-k copies", "fp8 dispatch without scales"}),
+    ],
+)
+def test_copies_to_experts(out: int, back: int, causes: set[str] | None, tmp_path: Path) -> None:
+    """DeepSeek-V3 on 8 ranks, 512 tokens a rank in 58 layers: bytes of a token to the experts and back.
+
+    Of 7,168 elements of 2 bytes 7 copies leave a rank, with 8 numbers of 8 bytes and 8 weights of 4; a copy for each
+    of 8 choices forgets that one rank has several of them. A scale of 4 bytes belongs to each 128 elements.
+    """
+    number = 58 * 512 * (out + back)
+    known = {6_811_549_696, 4_470_079_488, 4_490_035_200}
+    assert number in known or causes not in ({"fp8 dispatch without scales"}, {"top-k copies", "choices not sent"})
+    found = judged(tmp_path, V3, sent(number), "dp: '8', ep: '8', batch: '8'", PROMPT)
+    assert found.status == "right" if causes is None else causes in named(found)

@@ -250,5 +250,43 @@ def test_how_long_stages_wait(tmp_path: Path) -> None:
     text = " ".join(costproof(*line, "--schedule", "interleaved:2", "--rank", "3", cwd=tmp_path).stdout.split())
     assert "each waits 3/19 of a pass" in text
     assert "sends hidden states 8 times in the forwards; layers are counted as contiguous stages have them" in text
+    refused = costproof("-q", *line, "--schedule", "interleaved:21", cwd=tmp_path)
+    assert (refused.code, "4 x 21 = 84 parts" in refused.stderr, "80 layers" in refused.stderr) == (2, True, True)
     refused = costproof("-q", *line, "--schedule", "zero", cwd=tmp_path)
     assert (refused.code, "there is no such pipeline schedule" in refused.stderr) == (2, True)
+
+
+def test_a_mesh_of_both_sides_of_a_diff(tmp_path: Path) -> None:
+    """The options are settings of both operands, which may have settings of their own, but not the same ones."""
+    small = ("llama-3.2-1b@chat,layers=1", "llama-3.2-1b@chat,layers=2")
+    by_option = costproof("-q", "diff", *small, "--tp", "2", "--rank", "1", "-f", "json", cwd=tmp_path)
+    by_setting = costproof("-q", "diff", *(f"{x},tp=2,rank=1" for x in small), "-f", "json", cwd=tmp_path)
+    assert (by_option.code, by_option.stdout) == (0, by_setting.stdout)
+    assert costproof("-q", "diff", *small, "-f", "json", cwd=tmp_path).stdout != by_option.stdout
+    twice = costproof("-q", "diff", small[0], f"{small[1]},tp=4", "--tp", "2", cwd=tmp_path)
+    assert (twice.code, "set twice" in twice.stderr) == (2, True)
+
+
+def test_a_graph_of_a_rank(tmp_path: Path) -> None:
+    run = "llama-3.2-1b@chat,layers=1,text_tokens=4,new_tokens=0"
+    by_option = costproof("-q", "graph", run, "--tp", "2", "--rank", "1", cwd=tmp_path)
+    assert (by_option.code, "rank 1 of 2 devices (tp 2)" in by_option.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["graph", "roofline", "diff"])
+def test_a_file_takes_no_mesh(command: str, tmp_path: Path) -> None:
+    others = {"diff": ("gpt2@text",), "roofline": ("--on", "h100-sxm")}.get(command, ())
+    found = costproof("-q", command, "capture.json", *others, "--tp", "2", "--dp", "2", cwd=tmp_path)
+    assert found.code == 2
+    assert "a file has the mesh of its own run\n  where:    --tp, --dp\n  got:      capture.json" in found.stderr
+
+
+def test_a_command_without_options_of_a_mesh_names_the_setting(tmp_path: Path) -> None:
+    found = costproof("-q", "gate", "a.json", "llama-3.2-1b", "--policy", "p.yaml", "--tp", "2", cwd=tmp_path)
+    assert (found.code, "fix:      a target takes it as a setting: TARGET@PRESET,tp=2" in found.stderr) == (2, True)
+
+
+def test_pairs_without_a_dispatch_name_it(tmp_path: Path) -> None:
+    line = ("capture", "mixtral-8x7b", "--layers", "1", "--dp", "2", "--ep", "2", "--batch", "2")
+    found = costproof("-q", *line, "--pairs", "20,12;16,16", "--sources", "analytic", "-o", "x.json", cwd=tmp_path)
+    assert (found.code, "fix:      --dispatch all-to-all, which sends these pairs" in found.stderr) == (2, True)

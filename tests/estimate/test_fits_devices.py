@@ -17,7 +17,7 @@ import costproof
 from costproof.estimate.memory import Fits, MemoryLimit
 from costproof.estimate.roofline import Roofline
 from costproof.ledger.errors import Bug
-from costproof.reports.fits import _rank_line
+from costproof.reports.fits import _plain_lines, _rank_line, _tried_rows
 
 fits_module = importlib.import_module("costproof.run.fits")
 
@@ -31,10 +31,11 @@ def test_the_smallest_mesh() -> None:
     """Qwen3-30B has 61 GB of weights: with a quarter on each of four L4 of 24 GB it fits, with half it does not."""
     found = costproof.fits("qwen3-30b-a3b@chat,text_tokens=64,new_tokens=0", on="8xl4")
     assert [(t.tp, t.ep, t.verdict) for t in found.tried] == [
-        (1, 1, "does not fit"), (2, 1, "does not fit"), (2, 2, "does not fit"), (4, 1, "fits"),
+        (1, 1, "does not fit"), (2, 1, "does not fit"), (2, 2, "does not fit"),
+        (3, 1, None), (3, 3, None), (4, 1, "fits"),
     ]  # fmt: skip
     assert (found.count, found.workload.inputs["tp"], found.exit_code) == (8, 4, 0)
-    one, half, _, quarter = (t.weights_bytes or 0 for t in found.tried)
+    one, half, _, _, _, quarter = (t.weights_bytes or 0 for t in found.tried)
     assert one > 2 * 24 * 10**9 < 2 * half
     assert quarter < 24 * 10**9
     none = costproof.fits("qwen3-30b-a3b@chat,text_tokens=64,new_tokens=0", on="2xl4")
@@ -47,9 +48,40 @@ def test_a_mesh_that_the_model_does_not_take_is_named() -> None:
     assert [(t.tp, t.verdict) for t in found.tried] == [(1, "fits")]
     assert 2**24 * 896 * 2 > 24 * 10**9  # its table fits on no device
     found = costproof.fits(f"qwen2.5-0.5b@chat,text_tokens=8,new_tokens=0,vocab={2**24}", on="7xl4")
-    refused = found.tried[-2]
+    refused = found.tried[-1]
     assert (refused.tp, refused.verdict) == (7, None)
     assert refused.why
+
+
+@pytest.mark.parametrize(
+    ("devices", "runs", "idle"),
+    [(7, 3, "1 of them is"), (3, 1, "1 of them is"), (6, 3, "none of them is"), (12, 6, "none of them is")],
+)
+def test_a_mesh_of_fewer_ranks_than_devices(devices: int, runs: int, idle: str) -> None:
+    """Llama 3.1 70B has 141 GB of weights: half fits into 80 GB, on any number of devices from 2 on."""
+    found = costproof.fits("llama-3.1-70b@chat", on=f"{devices}xh100-sxm")
+    assert [(t.tp, t.ep, t.verdict) for t in found.tried] == [(1, 1, "does not fit"), (2, 1, "fits")]
+    assert (found.count, found.workload.mesh.world, found.verdict) == (devices, 2, "fits")
+    assert found.name.endswith(f"on {devices} x h100-sxm")
+    # 80 layers, half of the table and head, 161 norms
+    layer = 8192 * (64 + 8 + 8 + 64) // 2 * 128 + 3 * 8192 * 14_336
+    assert found.weights_bytes == 2 * (80 * layer + 2 * 64_128 * 8192 + 161 * 8192)
+    said = f"The {devices} devices hold {runs} such run{'s' if runs > 1 else ''} of 2 ranks; {idle} idle."
+    assert said in _plain_lines(found)
+
+
+def test_a_dense_model_has_no_experts_to_share() -> None:
+    """In float32, 282 GB: a quarter fits; three ranks would divide 64 heads. What cannot be is one row of the table."""
+    found = costproof.fits("llama-3.1-70b@chat,dtype=float32", on="7xh100-sxm")
+    assert [(t.tp, t.ep, t.verdict) for t in found.tried] == [
+        (1, 1, "does not fit"), (2, 1, "does not fit"), (3, 1, None), (4, 1, "fits"),
+    ]  # fmt: skip
+    assert "The 7 devices hold 1 such run of 4 ranks; 3 of them are idle." in _plain_lines(found)
+    rows = [*_tried_rows(costproof.fits("qwen3-235b-a22b@chat", on="15xh100-sxm").tried)]
+    assert [row[0] for row in rows] == [
+        "tp 1", "tp 2", "tp 2, ep 2", "tp 3; tp 3, ep 3; tp 5; tp 5, ep 5; tp 6; tp 6, ep 6; tp 7; tp 7, ep 7",
+        "tp 4", "tp 4, ep 4", "tp 8",
+    ]  # fmt: skip
 
 
 TOKEN = 32 * 4 * 128 * 2 * 2

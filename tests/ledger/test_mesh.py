@@ -102,8 +102,9 @@ def test_meshes_that_are_refused(mesh: Mesh, rank: int, where: str) -> None:
 def test_ranks_that_do_not_sum_to_one_device_and_copies_are_found() -> None:
     ranks = (RankCosts((0, 1), {"": {"params": 6}, "prefill": {"params": 6}}),)
     whole = {"": {"params": 10}}
-    copies = (Duplicate("norms", "", "params", 2, 0),)
-    assert Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, copies).problems() == []
+    for older in (None, 0):
+        copies = (Duplicate("norms", "", "params", 2, older),)
+        assert Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, copies).problems() == []
     wrong = Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, ()).problems()
     assert [(p.expected, p.got) for p in wrong] == [("10", "12")]
     bytes_too = (Duplicate("norms", "", "params", 2, 4),)
@@ -222,6 +223,32 @@ def test_schedules_that_are_refused(text: str, stages: int, microbatches: int, w
     with pytest.raises(BadInput) as caught:
         Schedule.of(text, stages, microbatches)
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "got"),
+    [
+        ("interleaved:999", 4, "4 x 999 = 3996 parts"),  # of 32 layers
+        ("interleaved:9", 4, "4 x 9 = 36 parts"),
+        ("interleaved:2", 32, "32 x 2 = 64 parts"),
+        ("interleaved:3", 4, "4 x 3 = 12 parts"),  # 32 = 8 x 4 layers, of which three equal parts are none
+        ("interleaved:2", 3, "3 x 2 = 6 parts"),
+    ],
+)
+def test_parts_of_a_pipeline_have_layers(text: str, stages: int, got: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        Schedule.of(text, stages, 96, 32)
+    assert (caught.value.where, caught.value.got) == ("--schedule", got)
+    assert "32 layers" in str(caught.value.expected)
+    for parts in (2, 4, 8):  # 8, 16 and 32 parts
+        assert Schedule.of(f"interleaved:{parts}", 4, 96, 32).parts == parts
+    assert Schedule.of("1f1b", 3, 8, 32).parts == 1  # stages of 10, 11 and 11 layers
+
+
+@pytest.mark.parametrize("text", ["interleaved:0", "interleaved:2.5", "interleaved:x", "interleaved:"])
+def test_parts_of_a_pipeline_are_an_integer(text: str) -> None:
+    with pytest.raises(BadInput, match="no such pipeline schedule"):
+        Schedule.of(text, 4, 8, 32)
 
 
 @pytest.mark.parametrize("name", ["c10d.send.default", "_c10d_functional.isend.default"])

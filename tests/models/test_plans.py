@@ -213,6 +213,7 @@ Q: Final = "model.layers.*.self_attn.q_proj"
     ("text", "said"),
     [
         (f"{Q}: columns", f"no such layout, {Q}, did you mean column?"),
+        ("model.layers.*.self_attn.o_proj: rows", "no such layout, model.layers.*.self_attn.o_proj, did you mean row?"),
         (f"{Q}: [column]", f"no such layout, {Q}, list"),
         ("'a b': column", "not a pattern of modules, a b"),
         ("'*.*.*.*.*.x': column", "at most 4 *"),

@@ -681,3 +681,18 @@ def test_equal_layers_share_their_formulas(mesh: str) -> None:
     parts = decoder_parts(target.config, work, target.style(), plan)(prompt_call(past=False))
     shared = {id(part.layers): part.layers for part in parts if part.role.startswith("text.layer")}
     assert len(shared) == len({part.role for part in parts if part.role.startswith("text.layer")})
+
+
+def test_weights_of_a_rank_from_headers() -> None:
+    """Experts are divided by ep 8, all else is on each rank: vLLM issue 51473 has 778.148 / 8 + 27.171 = 124.439 GiB.
+
+    Its figures are rounded to a thousandth, and its model is DeepSeek-V4, of which no class is known here. The same sum
+    of DeepSeek-V3's checkpoint: 58 layers of 256 experts of three matrices in fp8, with a scale of 4 bytes for each
+    block of 128 x 128.
+    """
+    assert abs(778.148 / 8 + 27.171 - 124.439) <= 0.0005 / 8 + 2 * 0.0005
+    experts = 58 * 256 * 3 * (7168 * 2048 + 56 * 16 * 4)
+    run = "deepseek-v3@chat,text_tokens=1,new_tokens=0,batch=8"
+    one, rank = (costproof.fits(f"{run}{mesh}", memory="1GB").stored_bytes or 0 for mesh in ("", ",dp=8,ep=8"))
+    assert rank == experts // 8 + (one - experts)
+    assert [f"{n / 2**30:.3f}" for n in (experts, one - experts, rank)] == ["609.149", "17.772", "93.915"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import costproof
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode
 from costproof.reports.outputs import variants
@@ -264,3 +265,26 @@ def test_shares_are_rounded_as_everywhere(chromium: Browser, written: Written) -
     assert "22.2 %" in text
     assert "77.8 %" in text
     assert "77.7 %" not in text
+
+
+def test_what_a_rank_sends_is_a_metric_of_the_page(chromium: Browser, written: Written) -> None:
+    """Of 8 tokens of 4,096 x 2 bytes, 5 all-reduces of two layers send 2 x 7 / 8; 16,032 logits of each go to 7."""
+    run: dict[str, Any] = {"layers": 2, "text_tokens": 8, "new_tokens": 0, "sources": ("analytic",)}
+    sent = 5 * 8 * 4096 * 2 * 2 * 7 // 8 + 7 * 8 * 16_032 * 2
+    assert sent == 2_369_024
+    with opened(chromium, written(costproof.capture("llama-3.1-8b", tp=8, **run))) as shown:
+        for name, title, value, short in (
+            ("comm_bytes", "bytes sent", f"{sent:,}", "2.37 MB"),
+            ("messages", "collectives", "6", "6"),
+        ):
+            chip = shown.locator(f".chips label:has(input[value={name}])")
+            assert (chip.locator("span").inner_text(), chip.locator("b").inner_text()) == (title, short)
+            chip.click()
+            table = shown.locator(f".metric[data-metric={name}]")
+            assert table.is_visible()
+            assert value in table.inner_text()
+            assert title in shown.locator("#tree thead").inner_text()
+            assert rows(shown)[0] == "prefill"
+        assert shown.locator(".chips input[value=comm_payload_bytes]").count() == 1
+    with opened(chromium, written(costproof.capture("llama-3.1-8b", **run))) as shown:
+        assert shown.locator(".chips input[value=comm_bytes]").count() == 0

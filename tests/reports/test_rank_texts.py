@@ -63,7 +63,7 @@ def reported(folder: Path, *line: str) -> tuple[str, str, dict[str, Any], dict[s
     found = costproof("-q", "report", *line, "--sources", "analytic", "-o", "out", cwd=folder, columns=200)
     read = {name: (folder / "out" / name).read_text() for name in ("static_compute.md", "static_compute.json")}
     capture = json.loads((folder / "out" / "capture.json").read_text())
-    return found.stdout, read["static_compute.md"], json.loads(read["static_compute.json"]), capture["parallel"]
+    return found.stdout, read["static_compute.md"], json.loads(read["static_compute.json"]), capture.get("parallel", {})
 
 
 STAGES_OF_TWO: Final = (
@@ -194,3 +194,31 @@ def test_ranks_of_fits_are_those_of_its_json(tmp_path: Path) -> None:
     said = re.search(r"ranks? ([\d, to]+) holds? the most", " ".join(text.split()))
     assert said is not None
     assert named(said[1], 6) == holders == {*data["binding_ranks"]}
+
+
+def test_what_the_copies_explain_is_named(tmp_path: Path) -> None:
+    """Of the named metrics, and of no others, the ranks have what one device has and the copies."""
+    run = ("llama-3.1-8b", "--layers", "2", "--text-tokens", "8", "--new-tokens", "1")
+    _, text, data, _ = reported(tmp_path, *run, "--tp", "8")
+    (tmp_path / "alone").mkdir()
+    _, _, alone, _ = reported(tmp_path / "alone", *run)
+    summed, whole = set(data["summed_metrics"]), {"": alone["totals"]} | {s["id"]: s for s in alone["stages"]}
+    assert {"params", "weight_bytes", "flops", "kv_cache_bytes"} < summed
+    residual: dict[str, set[int]] = {}
+    for stage, costs in ((stage, c) for row in data["ranks"][:1] for stage, c in row["stages"].items()):
+        for metric in {*costs} - {"comm_bytes", "comm_payload_bytes", "messages"}:
+            every = sum(len(row["ranks"]) * row["stages"][stage][metric] for row in data["ranks"])
+            copies = sum(d["amount"] for d in data["duplicates"] if (d["stage"], d["metric"]) == (stage, metric))
+            if (metric in ("params", "weight_bytes", "buffer_bytes")) == (not stage) and metric in whole[stage]:
+                residual.setdefault(metric, set()).add(every - copies - whole[stage][metric])
+    assert {m for m in residual if residual[m] == {0}} >= summed & {*residual}
+    assert {"vector_flops", "output_bytes"} <= {m for m in residual if residual[m] != {0}}
+    (sentence,) = (line for line in text.splitlines() if line.startswith("Of these metrics all ranks together have"))
+    named = sentence.partition("nothing is left over: ")[2].partition(". ")[0].split(", ")
+    assert {*named} == {EVERY_METRIC[m].title for m in summed}
+    # Two layers of two norms and the last norm, of 4,096 parameters each, are on 7 ranks too many.
+    norms = [d for d in data["duplicates"] if d["metric"] in ("params", "weight_bytes")]
+    assert [(d["metric"], d["amount"], d["bytes"]) for d in norms] == [
+        ("params", 7 * 5 * 4096, None), ("weight_bytes", 7 * 5 * 4096 * 2, 7 * 5 * 4096 * 2),
+    ]  # fmt: skip
+    assert all((d["bytes"] is None) == (not d["metric"].endswith("_bytes")) for d in data["duplicates"])

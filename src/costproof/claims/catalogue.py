@@ -110,6 +110,19 @@ This holds even if a product of sizes would fit the claim by chance, since every
 other cause adds work, omits work, or changes the model or its run.
 """
 
+OF_RANKS: frozenset[str] = frozenset({
+    "K/V heads not / tp", "K/V heads / tp", "latents / tp", "all / tp", "routers / tp", "norms / tp",
+    "projections to latents / tp", "experts not / ep", "one device", "vocabulary not / tp",
+    "all / pp", "all / (tp x pp)", "layers / pp", "all stages",
+    "top-k copies", "min(top-k, ep - 1) copies", "tokens sent to their experts", "choices not sent",
+    "fp8 dispatch", "fp8 dispatch without scales", "fp8 dispatch with choices",
+    "fp8 dispatch without scales, with choices",
+})  # fmt: skip
+"""Known mistakes in the share of one of several devices; one of them, or two, need no further evidence.
+
+They are few, and rank numbers are products of sizes, which fit by chance with any size free.
+"""
+
 CONVENTION_CAUSES: frozenset[str] = CONVENTIONS | {*STATED.values(), "full recompute"} - {""}
 """Causes that a claim may state as its conventions, and training with recomputation (four passes)."""
 

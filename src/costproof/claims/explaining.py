@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import islice, product
 from typing import Final, NamedTuple
 
-from costproof.claims.catalogue import CONVENTION_CAUSES, CONVENTIONS, PART_OF_CALLS, WIDTHS
+from costproof.claims.catalogue import CONVENTION_CAUSES, CONVENTIONS, OF_RANKS, PART_OF_CALLS, WIDTHS
 from costproof.claims.effects import Effect
 from costproof.claims.formulas import ELSEWHERE, Comparison, EquivalenceCheck, comparison
 from costproof.claims.lengths import ONE_NUMBER, RARE, Relation, best, chance_text, expected, hold, numbers, ratio
@@ -29,6 +29,8 @@ UNCOMMON: Final = Fraction(1, 500)
 The divisor is the greatest common divisor of all terms.
 """
 _SHOWN: Final = 5
+_OF_RANKS_AT_ONCE: Final = 2
+"""Most known mistakes in a rank's share that a claim may have at once without further evidence."""
 _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64
 _RUNS: Final = 24
@@ -40,6 +42,11 @@ def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
     beside = comparison(case)
     among = case.once("sets", lambda: Reachable(case.terms, case.effects, case.stated))
     found = search(among, amount, most=1)
+    if not found.sets and beside is None and not case.stated and case.capture.parallel is not None:
+        # Two known mistakes in a rank's share come before any size that a claim does not name.
+        pairs = search(among, amount, most=2)
+        if of_ranks := tuple(s for s in pairs.sets if _known_of_ranks(s)):
+            found = replace(pairs, sets=of_ranks)
     related = _Related([], [], (), Fraction(0))
     if not found.sets:
         if beside is None and not isinstance(case.claim.value, Formula):
@@ -71,6 +78,10 @@ def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
     return _by_length(replace(judged, status="undetermined", residual=judged.delta, note=few), case, amount)
 
 
+def _known_of_ranks(causes: tuple[Effect, ...]) -> bool:
+    return len(causes) <= _OF_RANKS_AT_ONCE and all(OF_RANKS & {e.cause, *e.aliases} for e in causes)
+
+
 def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: Amount) -> bool:
     """Return whether fitting sets of causes are unlikely to be coincidence; limits are stricter for precise numbers."""
     if not fine(amount):
@@ -81,6 +92,8 @@ def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: A
     # A cache in another dtype is one too. Its factors (2, 1/2, 1/4) are multiples of any grain, so the chance says
     # nothing: it is evidence unless another single cause, such as windows without a cache, gives the same number.
     if all(len(s) == 1 and WIDTHS & {s[0].cause, *s[0].aliases} for s in sets):
+        return True
+    if all(map(_known_of_ranks, sets)):
         return True
     # Nor does a number of one of several calls, such as a view, count other work.
     part = reading or all(len(s) == 1 and s[0].cause.startswith(PART_OF_CALLS) for s in sets)

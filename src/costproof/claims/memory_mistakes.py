@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import comb
 from typing import Final
 
@@ -144,6 +145,10 @@ FORMATS: Final[MistakeTable] = (
 
 _HELD_BY_RANKS: Final = frozenset[Metric]({"params", "params_active", "weight_bytes", "weight_read_bytes"})
 _SENT: Final = frozenset[Metric]({"comm_bytes"})
+UNDIVIDED: Final = "one device"
+"""Key of the claimed metric of the whole model on one device, next to a claim's symbols, for a pipeline stage."""
+STAGE_LAYERS: Final = "layers of the stage"
+"""Key of the number of layers of the counted rank's pipeline stage."""
 _OF_COLLECTIVES: Final = frozenset(COMM)
 _SHARED_HEADS: Final = (".attention", ".attention.k", ".attention.v")
 """Ends of the roles of modules with only one key/value head per rank if there are more ranks than heads."""
@@ -165,6 +170,34 @@ def _copied_heads(term: ClaimTerm) -> Fraction:
 
 def _several(term: ClaimTerm) -> bool:
     return term.counted and term.values.get("tp", 1) > 1
+
+
+def _of_vocabulary(term: ClaimTerm) -> bool:
+    return _several(term) and any(name.endswith("_vocab_rank") for name in free_symbols(term.expr or "0"))
+
+
+def _replicated(part: str, term: ClaimTerm) -> bool:
+    """Return whether ranks hold a term whole: norms if ``part`` is empty, else modules whose role ends with it."""
+    own = term.norm if not part else term.part == part or term.part.endswith(f"_{part}")
+    return _several(term) and own and _of_one_device(term) == 1
+
+
+def _of_stages(terms: ClaimTerms, everywhere: Mapping[str, int]) -> Iterator[Mistake]:
+    """Yield the mistakes in the share of a pipeline stage."""
+    if UNDIVIDED not in everywhere:
+        return
+    whole, stages, tp = everywhere[UNDIVIDED], everywhere["pp"], everywhere.get("tp", 1)
+    own = sum(t.value for t in terms if t.counted)
+    if own:
+        name = "all / pp" if tp == 1 else "all / (tp x pp)"
+        share = times(_counted, Fraction(whole, stages * tp) / own)
+        yield Mistake(name, "stages", "stages are taken as equal parts of the whole model", (share,))
+        if tp == 1:
+            every = times(_counted, whole / own)
+            yield Mistake("all stages", "stages", "the whole model is counted in place of a stage", (every,))
+    layers = Fraction(everywhere["text_layers"], stages * everywhere[STAGE_LAYERS])
+    equal = times(lambda t: _counted(t) and t.within("layer"), layers)
+    yield Mistake("layers / pp", "stages", "stages are taken to have equally many layers", (equal,))
 
 
 def _in_parts(term: ClaimTerm) -> bool:
@@ -242,14 +275,19 @@ def _by_rank(top_k: int, experts: int, ranks: int) -> Fraction:
     return (ranks - 1) * (1 - missed)
 
 
-def _wire(size: Callable[[int, int], int]) -> tuple[TermChange, ...]:
-    """Return the change by which only hidden states are gathered; ``size`` gets their width and element size."""
+def _wire(size: Callable[[int, int, Fraction], Fraction | int]) -> tuple[TermChange, ...]:
+    """Return the change of the bytes that are gathered per token.
+
+    Args:
+        size: function of the width of hidden states, the size of an element, and the bytes of the token's choices.
+    """
 
     def factor(term: ClaimTerm) -> Fraction | None:
         values = term.values
         tokens = values["B"] * values.get("S", values.get("N", 1))
         sent = tokens * term.count * (values["ep"] // values["tp"] - 1)
-        return size(values[f"{term.tower}_hidden"], values["b"]) * sent / term.value
+        width, item = values[f"{term.tower}_hidden"], values["b"]
+        return size(width, item, term.value / sent - width * item) * sent / term.value
 
     return (TermChange(_dispatch("all_gather"), factor),)
 
@@ -268,14 +306,26 @@ RANKS: Final[MistakeTable] = (
     Mistake("K/V heads / tp", "ranks", "K/V heads are divided by tp, though ranks hold copies of them",
             (TermChange(lambda t: _several(t) and not _latents(t) and t.role.endswith(_SHARED_HEADS), _share_of_all),),
             metrics=CACHE | _HELD_BY_RANKS | {"flops"}),
+    Mistake("K/V heads not / tp", "ranks", "keys and values of all heads are counted on each rank",
+            (TermChange(lambda t: _several(t) and not _latents(t) and t.role.endswith(_SHARED_HEADS), _of_one_device),),
+            metrics=CACHE | _HELD_BY_RANKS),
+    Mistake("vocabulary not / tp", "ranks", "embedding and output projection are counted whole on each rank",
+            (TermChange(_of_vocabulary, _of_one_device),), metrics=_HELD_BY_RANKS | {"flops"}),
     Mistake("latents / tp", "ranks", "the cache of latents is divided by tp, though ranks hold it whole",
             (TermChange(lambda t: _several(t) and _latents(t), _share_of_all),), metrics=CACHE),
     Mistake("all / tp", "ranks", "all is divided by tp, even norms, routers, latents and copies of heads",
             (TermChange(_several, _share_of_all),), metrics=_HELD_BY_RANKS | {"flops"}),
+    *(Mistake(f"{name} / tp", f"{name} of ranks", f"{name} are divided by tp, though ranks hold them whole",
+              (TermChange(partial(_replicated, part), _share_of_all),), metrics=_HELD_BY_RANKS | {"flops"},
+              excludes=("all / tp", "one device"))
+      for name, part in (("routers", "router"), ("norms", ""), ("projections to latents", "down"))),
     Mistake("experts not / ep", "ranks", "routed experts are not divided among the ranks",
             (TermChange(lambda t: _sharing(t) and t.part == "experts", _of_one_device),), metrics=_HELD_BY_RANKS),
     Mistake("one device", "ranks", "one device is counted in place of a rank",
             (TermChange(_sharing, _of_one_device),), metrics=CACHE | _HELD_BY_RANKS | {"flops"}),
+    MistakeSeries("all / pp, layers / pp, all stages",
+                  "all parameters or layers are divided by pp, or those of all stages are counted", _of_stages,
+                  CACHE | _HELD_BY_RANKS | {"flops"}),
     Mistake("vocabulary padded to 64", "vocabulary", "the vocabulary is padded to a multiple of 64, then split",
             (TermChange(_counted, _padded_vocabulary),), metrics=_HELD_BY_RANKS | {"flops"} | _SENT),
     Mistake("tokens sent to their experts", "dispatch",
@@ -284,15 +334,22 @@ RANKS: Final[MistakeTable] = (
     Mistake("min(top-k, ep - 1) copies", "dispatch",
             "a token is sent min(top-k, ep - 1) times, for experts of its own rank too",
             _copies(lambda k, _, g: Fraction(min(k, g - 1))), metrics=_SENT),
+    Mistake("top-k copies", "dispatch",
+            "a token is sent once for each chosen expert, for those of its own rank too",
+            _copies(lambda k, _, __: Fraction(k)), metrics=_SENT),
     Mistake("tokens sent by rank", "dispatch",
             "a token is sent to each rank with a chosen expert, the mean of uniform routing",
             _copies(_by_rank), metrics=_SENT),
     Mistake("choices not sent", "wire", "numbers and weights of the chosen experts are not sent",
-            _wire(lambda width, item: width * item), metrics=_SENT),
+            _wire(lambda width, item, _: width * item), metrics=_SENT),
     Mistake("fp8 dispatch", "wire", "tokens are sent in fp8 with a scale per 128 elements, without choices",
-            _wire(lambda width, _: width + 4 * -(-width // 128)), metrics=_SENT),
+            _wire(lambda width, _, __: width + 4 * -(-width // 128)), metrics=_SENT),
     Mistake("fp8 dispatch without scales", "wire", "tokens are sent in fp8, without scales and choices",
-            _wire(lambda width, _: width), metrics=_SENT),
+            _wire(lambda width, _, __: width), metrics=_SENT),
+    Mistake("fp8 dispatch with choices", "wire", "tokens are sent in fp8 with scales and choices",
+            _wire(lambda width, _, choices: width + 4 * -(-width // 128) + choices), metrics=_SENT),
+    Mistake("fp8 dispatch without scales, with choices", "wire", "tokens are sent in fp8 with choices, without scales",
+            _wire(lambda width, _, choices: width + choices), metrics=_SENT),
     Mistake("all-reduce = M", "all-reduce", "an all-reduce is its payload M, not 2 (n - 1) / n M",
             (left_out(_collective("all_reduce")),), adds=_payload("all_reduce"), metrics=_SENT),
     _all_reduce("(n - 1) / n M", "only the sums of an all-reduce are counted"),

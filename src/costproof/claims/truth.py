@@ -12,13 +12,14 @@ import sympy
 
 from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
-from costproof.claims.memory_mistakes import peak_terms
+from costproof.claims.memory_mistakes import STAGE_LAYERS, UNDIVIDED, peak_terms
 from costproof.claims.mistakes import rule_terms
 from costproof.claims.terms import ClaimTerm, nodes_of, shared_symbols, terms_of
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.mesh import stage_layers
 from costproof.ledger.metrics import PEAK_METRICS
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation
@@ -106,7 +107,8 @@ class ClaimCase:
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
         """Return the effects of all mistakes that can change the claimed number."""
-        return effects(self.terms, self.claim.metric, self.mistakes, shared_symbols(self.capture))
+        everywhere = {**shared_symbols(self.capture), **_of_stage(self.capture, self.claim)}
+        return effects(self.terms, self.claim.metric, self.mistakes, everywhere)
 
     @cached_property
     def named(self) -> dict[Name, Effect]:
@@ -163,3 +165,18 @@ class ClaimCase:
         given = next(c.symbols[symbol] for c in self.calls if symbol in c.symbols)
         follow = {symbol, *(n for n, leader in TIED.items() if leader == symbol)}
         return self.moved(lambda call: {n: length for n, v in call.symbols.items() if n in follow and v == given})
+
+
+def _of_stage(capture: Capture, claim: PublishedClaim) -> dict[str, int]:
+    """Return what mistakes in the share of a pipeline stage need; empty without stages, or if a part is claimed."""
+    found, layers = capture.parallel, capture.target.symbols.get("text_layers")
+    if found is None or found.mesh.pp == 1 or layers is None or claim.module or claim.invocation:
+        return {}
+    places = [stage for stage in ("", *capture.target.stages) if claim.metric in found.one_device.get(stage, {})]
+    places = [stage for stage in places if not stage or claim.stage in (TOTAL, stage)]
+    if not places:
+        return {}
+    mesh = found.mesh
+    own = stage_layers(layers, mesh.pp, mesh.coordinates(found.rank).pp)
+    whole = sum(found.one_device[stage][claim.metric] for stage in places)
+    return {"pp": mesh.pp, STAGE_LAYERS: len(own), UNDIVIDED: whole}

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from costproof import api
-from costproof.cli.options import TargetCommand, device_option, options, report_command
+from costproof.cli.options import TargetCommand, device_option, mesh_options, options, report_command
 from costproof.cli.output import (
     check_apart,
     check_no_picture,
@@ -113,6 +113,7 @@ def render(capture: Path | None, name: str | None, output: Path | None, device: 
 @click.command()
 @click.argument("base", type=OPERAND)
 @click.argument("head", type=OPERAND)
+@mesh_options("base", "head")
 @options("head-config", "base-config")
 @report_command("diff", "trust-remote-code", "rules", table=True)
 def diff(base: str, head: str, **choices: Any) -> object:
@@ -122,6 +123,7 @@ def diff(base: str, head: str, **choices: Any) -> object:
     (main:baselines/deepseek-ocr.json), or a target with workload settings and configuration keys: deepseek-ocr,
     deepseek-ocr@gundam:2x2, deepseek-ocr@base,batch=4,text.topk=8. Targets are counted by their formulas. If one has no
     formulas (hf:opt, model.py:make, package.module:make), both are counted by their exported graphs, which needs torch.
+    Options of a mesh (--tp 8) hold for both, settings (llama-3.1-8b@chat,tp=2) for one.
 
     The exit code is 0 whether or not anything changed, and 3 if part of the cost cannot be compared.
     """
@@ -241,6 +243,7 @@ _PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
     is_flag=True,
     help="Draw for a 16:9 slide (svg, png): as many modules as are legible, the heaviest first.",
 )
+@mesh_options("capture")
 @options("trust-remote-code", "rules", "progress")
 def graph(
     capture: str,

@@ -25,7 +25,7 @@ _MTP: Final = click.option(
 @click.command()
 @click.argument("target", type=OPERAND)
 @device_option("Device", required=True)
-@mesh_options
+@mesh_options("target")
 @options("math")
 @click.option(
     "--source", type=ChoiceParam(*ALL_SOURCES),
@@ -64,7 +64,7 @@ def roofline(target: str, device: str, **choices: Any) -> object:
 @click.command()
 @click.argument("target", type=OPERAND)
 @device_option("Device whose memory is the limit")
-@mesh_options
+@mesh_options("target")
 @click.option("--memory", metavar="SIZE", help="Memory limit, in place of that of a device: 80GB, 80GiB, or bytes.")
 @click.option("--reserve", metavar="SIZE", help="Memory left to the runtime: 2GB, 2GiB, bytes, or a fraction: 0.1.")
 @_MTP

@@ -24,7 +24,6 @@ from costproof.ledger.errors import (
     EXIT_BUG,
     EXIT_INCOMPLETE,
     EXIT_OK,
-    OF_SOME_TARGETS,
     BadInput,
     Bug,
     CostproofError,
@@ -32,6 +31,7 @@ from costproof.ledger.errors import (
     by_its_name,
     did_you_mean,
     first_line,
+    setting_fix,
 )
 from costproof.ledger.offline import offline
 from costproof.reports.escape import visible
@@ -153,11 +153,13 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
                 what, counts = "a proof of this model is one of a single device", "costproof report counts ranks"
                 return BadInput(what, where=f"{path} {target} --{name}", expected="one device", fix=counts)
             return no_such_setting(name, f"{path} {target} --{name}", ())
+        if name in (*AXES, RANK, PLAN):
+            told.fix = f"a target takes it as a setting: TARGET@PRESET,{name}=2"
         if options:
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)
             if fix := by_its_name(error.option_name, [option for p in options for option in p.opts]):
                 return BadInput(f"no such option {error.option_name!r}", where=path, expected=told.expected, fix=fix)
-            told.fix = OF_SOME_TARGETS.get(name, f"see {path} {shlex.quote(target)} --help")
+            told.fix = setting_fix(name, "", ()) or f"see {path} {shlex.quote(target)} --help"
     return told
 
 

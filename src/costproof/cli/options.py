@@ -121,33 +121,47 @@ def options(*names: str) -> Callable[[F], F]:
     return add
 
 
-def mesh_options(command: F) -> F:
-    """Add options for the mesh axes and the rank, whose values become settings in the operand ``target``."""
+def mesh_options(*operands: str) -> Callable[[F], F]:
+    """Return a decorator that adds options for the mesh axes and the rank, which become settings in each operand."""
 
-    @wraps(command)
-    def with_settings(*args: Any, target: str, **choices: Any) -> Any:
-        given = {name: choices.pop(name) for name in (*_MESH, "rank", "plan", CP_PLAN, DISPATCH, PAIRS)}
-        # Commas separate the settings of an operand.
-        settings = [f"{name}={str(value).replace(',', '+')}" for name, value in given.items() if value is not None]
-        return command(*args, target=",".join((target, *settings)), **choices)
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def with_settings(*args: Any, **choices: Any) -> Any:
+            given = {name: choices.pop(name) for name in (*_MESH, "rank", "plan", CP_PLAN, DISPATCH, PAIRS)}
+            # Commas separate the settings of an operand.
+            settings = [f"{name}={str(value).replace(',', '+')}" for name, value in given.items() if value is not None]
+            spread = {name: ",".join((choices[name], *settings)) for name in operands}
+            for name in operands if settings else ():
+                path = Path(choices[name])
+                if path.suffix == ".json" or (path / "capture.json").exists():
+                    given_names = ", ".join(f"--{setting.partition('=')[0]}" for setting in settings)
+                    what, fix = "a file has the mesh of its own run", "leave them out, or name targets with settings"
+                    raise BadInput(what, where=given_names, got=choices[name], fix=fix)
+            return command(*args, **{**choices, **spread})
 
-    add: Any = with_settings
-    pairs = "Numbers of (token, expert) pairs that ranks send each other, a row for each sender: 6,2;3,5."
-    add = click.option("--pairs", metavar="N,..;N,..", help=pairs)(add)
-    forms, ways = ("all-gather", "all-to-all"), ("ring", "zigzag", "ulysses")
-    add = click.option(
-        "--dispatch", type=ChoiceParam(*forms), help="Collective that takes tokens to experts on other ranks."
-    )(add)
-    add = click.option("--cp-plan", type=ChoiceParam(*ways), help="How --cp divides the attention of a sequence.")(add)
-    add = click.option(
-        "--plan",
-        metavar="PLAN|FILE",
-        help="How weights are split: the plan of transformers, vllm or megatron, or a YAML file.",
-    )(add)
-    add = click.option("--rank", type=IntParam(), metavar="N", help="Which of these devices to count, from 0.")(add)
-    for name, what in reversed(_MESH.items()):
-        add = click.option(f"--{name}", type=IntParam(), metavar="N", help=f"Number of devices that share {what}.")(add)
-    return cast(F, add)
+        add: Any = with_settings
+        pairs = "Numbers of (token, expert) pairs that ranks send each other, a row for each sender: 6,2;3,5."
+        add = click.option("--pairs", metavar="N,..;N,..", help=pairs)(add)
+        forms, ways = ("all-gather", "all-to-all"), ("ring", "zigzag", "ulysses")
+        add = click.option(
+            "--dispatch", type=ChoiceParam(*forms), help="Collective that takes tokens to experts on other ranks."
+        )(add)
+        add = click.option("--cp-plan", type=ChoiceParam(*ways), help="How --cp divides the attention of a sequence.")(
+            add
+        )
+        add = click.option(
+            "--plan",
+            metavar="PLAN|FILE",
+            help="How weights are split: the plan of transformers, vllm or megatron, or a YAML file.",
+        )(add)
+        add = click.option("--rank", type=IntParam(), metavar="N", help="Which of these devices to count, from 0.")(add)
+        for name, what in reversed(_MESH.items()):
+            add = click.option(f"--{name}", type=IntParam(), metavar="N", help=f"Number of devices that share {what}.")(
+                add
+            )
+        return cast(F, add)
+
+    return decorate
 
 
 _MESH: Final = {

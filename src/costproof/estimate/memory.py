@@ -209,7 +209,7 @@ class Fits:
     @property
     def name(self) -> str:
         """Return ``TARGET at WORKLOAD`` with the device, or ``8 x DEVICE``."""
-        ranks = self.workload.mesh.world
+        ranks = self.count or self.workload.mesh.world
         many = f"{ranks} x " if ranks > 1 else ""
         return f"{self.target.title} at {self.workload.name}" + (f" on {many}{self.device.name}" if self.device else "")
 

@@ -29,7 +29,7 @@ from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.mesh import Dispatch, Mesh
-from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
+from costproof.ledger.metrics import FLOOR, UNFUSED, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum
 
 Routing = Literal["bound", "uniform", "given"]
@@ -95,6 +95,8 @@ def apply_routing(
         before = kinds[""][READ]
         more = None if before is None else read - before
         rows[stage][part] = {**kinds, "": {**_increase(kinds[""], UNFUSED, more), READ: read}}
+        if (spared := kinds[""].get(UNPACKED)) and before:  # experts that are not read need no unpacking
+            rows[stage][part][""][UNPACKED] = spared * read // before
         # These bytes also cross the boundary of the stage, which one row of the stage reports.
         rows[stage] = {
             one: {kind: _increase(costs, FLOOR, more) for kind, costs in others.items()}

@@ -53,7 +53,7 @@ class CostproofError(Exception):
         self.where = where
         self.expected = _text(expected)
         self.got = _text(got)
-        self.fix = fix
+        self.fix = fix or None  # an empty text advises nothing
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -156,14 +156,15 @@ def first_line(error: BaseException) -> str:
 
 
 OF_SOME_TARGETS: Final = {
-    "rows": "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and "
+    ("rows", ""): "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and "
     "deepseek-ocr, in one packed call; of hf: classes without, as a forward a row; of another target, each row as a "
     "run of its own",
-    "flash_attention_2": "FlashAttention is described for text decoders, for encoders of text and of whole images, and "
-    "for the decoder of deepseek-ocr; T5's class does not support it, and its kernels have no sinks, as gpt-oss needs; "
-    "elsewhere FLOPs, kept pairs and bytes are those of sdpa, and what the kernel allocates is not described",
+    ("attention", "flash_attention_2"): "FlashAttention is described for text decoders, for encoders of text and of "
+    "whole images, and for the decoder of deepseek-ocr; T5's class does not support it, and its kernels have no sinks, "
+    "as gpt-oss needs; elsewhere FLOPs, kept pairs and bytes are those of sdpa, and what the kernel allocates is not "
+    "described",
 }
-"""Text on which targets support a setting or choice that others reject, by its name."""
+"""Text on which targets support what others reject, by setting and value, which is ``""`` for the setting itself."""
 
 
 _SAME_MEANING: Final = {"text_tokens": "seq_len", "--text-tokens": "--seq-len"}
@@ -177,22 +178,25 @@ def by_its_name(name: str, known: Collection[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """Return ``did you mean decode?`` for the most similar known name, ignoring case; ``None`` if none is similar.
-
-    For a setting of some targets, return which these are.
-    """
+    """Return ``did you mean decode?`` for the most similar known name, ignoring case; ``None`` if none is similar."""
     from difflib import get_close_matches
-
-    known = tuple(known)
-    if name in OF_SOME_TARGETS:
-        return OF_SOME_TARGETS[name]
-    if told := by_its_name(name, known):
-        return told
 
     by_lower = {k.lower(): k for k in known}
     longer = [k for k in by_lower if k.startswith(f"{name.lower()}-")]
     found = get_close_matches(name.lower(), longer or by_lower, n=1, cutoff=0 if longer else 0.6)
     return f"did you mean {by_lower[found[0]]}?" if found else None
+
+
+def setting_fix(name: str, value: str, known: Iterable[str]) -> str | None:
+    """Return which targets have a setting that others reject, or one of its values, else the most similar name.
+
+    Args:
+        value: a rejected value of the setting; empty if the setting itself is rejected.
+        known: names of settings, or values of this one.
+    """
+    known = tuple(known)
+    same = by_its_name(name, known) if not value else None
+    return OF_SOME_TARGETS.get((name, value)) or same or did_you_mean(value or name, known)
 
 
 def no_such(
@@ -206,14 +210,18 @@ def no_such(
     """
     words = list(known)
     place, got = (name, NOT_GIVEN) if where is None else (where, name)
-    similar = did_you_mean(name, words)
+    similar = setting_fix(name, "", words) if what.startswith("setting") else did_you_mean(name, words)
     fix = f"{similar} {fix[0].upper()}{fix[1:]}" if similar and fix else similar or fix
     expected = "one of " + ", ".join(words)
     return BadInput(f"no such {what}", where=place, expected=expected, got=got, fix=fix)
 
 
-def invalid_choice(where: str | None, got: object, known: Collection[str]) -> BadInput:
-    """Return the error for a value that is not one of the choices."""
+def invalid_choice(where: str | None, got: object, known: Collection[str], *, setting: str = "") -> BadInput:
+    """Return the error for a value that is not one of the choices.
+
+    Args:
+        setting: name of the setting, if its choices are those of some targets.
+    """
     word, expected = str(got), " or ".join(known)
-    fix = did_you_mean(word, known)
+    fix = setting_fix(setting, word, known)
     return BadInput("invalid choice", where=where, expected=expected, got=repr(word[:40]), fix=fix)

@@ -237,8 +237,12 @@ class Schedule:
     """Number of model parts on each stage, above 1 only for the interleaved schedule."""
 
     @classmethod
-    def of(cls, text: str, stages: int, microbatches: int) -> Self:
+    def of(cls, text: str, stages: int, microbatches: int, layers: int | None = None) -> Self:
         """Return the schedule with this name: ``gpipe``, ``1f1b`` or ``interleaved:2``.
+
+        Args:
+            layers: of the model; ``None`` if unknown. Parts of an interleaved schedule have equally many of them, as
+                in Megatron-LM (``num_layers_per_virtual_pipeline_stage``).
 
         Raises:
             BadInput: there is none, or the stages cannot follow it.
@@ -256,6 +260,12 @@ class Schedule:
         if microbatches % stages:
             what, expected = "interleaved stages take as many microbatches in turn as there are stages", f"of {stages}"
             raise BadInput(what, where="--microbatches", expected=f"a multiple {expected}", got=microbatches)
+        every = stages * int(parts)
+        if layers is not None and layers % every:
+            what, expected = "parts of a pipeline have equally many layers", f"stages x V that divides {layers} layers"
+            if every > layers:
+                what, expected = "there are fewer layers than parts of a pipeline", f"at most {layers} layers"
+            raise BadInput(what, where="--schedule", expected=expected, got=f"{stages} x {int(parts)} = {every} parts")
         return cls("interleaved", stages, microbatches, int(parts))
 
     @property
@@ -371,8 +381,13 @@ class Duplicate:
     metric: str
     amount: int
     """Excess of all ranks' costs over one device's that this duplication causes."""
-    bytes: int
-    """The amount if its unit is bytes, else 0."""
+    bytes: int | None
+    """The amount if its unit is bytes, else ``None`` (0 in older files)."""
+
+
+def bytes_of(metric: str, amount: int) -> int | None:
+    """Return an amount of a metric in bytes; ``None`` if the metric has another unit."""
+    return amount if metric.endswith("_bytes") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +431,11 @@ class Parallel:
     dispatches: tuple[Dispatch, ...] = ()
     """Exchanged data under each dispatch method; the other costs assume ``all-gather``."""
 
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """Return the metrics of :attr:`one_device`, whose sums over ranks the duplicates explain."""
+        return tuple(dict.fromkeys(metric for costs in self.one_device.values() for metric in costs))
+
     def extremes(self, stage: str, metric: str) -> tuple[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]]:
         """Return (smallest cost, its ranks) and (largest cost, its ranks) of a metric in a stage."""
         found: dict[int, list[int]] = {}
@@ -451,9 +471,9 @@ class Parallel:
                 expected = f"several, with {self.rank}, that differ along {axis} only"
                 found.append(BadInput(what, where=f"$.parallel.{place}", expected=expected, got=str(list(ranks))[:80]))
         for i, d in enumerate(self.duplicates):
-            size = d.amount if d.metric.endswith("_bytes") else 0
-            if d.bytes != size:
-                what = "a copy has as many bytes as its amount if its metric is in bytes, and else 0"
+            size = bytes_of(d.metric, d.amount)
+            if d.bytes != size and (size is not None or d.bytes != 0):
+                what = "a copy has as many bytes as its amount if its metric is in bytes, and else none"
                 found.append(BadInput(what, where=f"$.parallel.duplicates[{i}].bytes", expected=size, got=d.bytes))
         return found
 

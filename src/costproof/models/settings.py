@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from costproof.ledger.errors import (
-    OF_SOME_TARGETS,
     BadInput,
     CostproofError,
     Problems,
@@ -22,6 +21,7 @@ from costproof.ledger.errors import (
     check_recounts,
     did_you_mean,
     invalid_choice,
+    setting_fix,
 )
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, ambiguous_axes, no_such_setting
@@ -121,10 +121,10 @@ def changed(
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
         if name not in by_name:
-            wrong.append(no_such_setting(name, option, by_name, OF_SOME_TARGETS.get(name)))
+            wrong.append(no_such_setting(name, option, by_name, setting_fix(name, "", ())))
         elif by_name[name].choices and value not in by_name[name].choices:
             expected = " or ".join(by_name[name].choices)
-            got, fix = str(value)[:80], OF_SOME_TARGETS.get(str(value))
+            got, fix = str(value)[:80], setting_fix(name, str(value), ())
             wrong.append(BadInput("invalid choice", where=option, expected=expected, got=got, fix=fix))
     problems += wrong
     if wrong:
@@ -283,7 +283,7 @@ def typed_settings(
             with collect_problems(problems):
                 found[name] = _convert(by_name[name], value, place(name))
         else:
-            problems.append(no_such_setting(name, place(name[:60]), by_name, did_you_mean(name, by_name)))
+            problems.append(no_such_setting(name, place(name[:60]), by_name, setting_fix(name, "", by_name)))
     return found
 
 
@@ -298,7 +298,7 @@ def _convert(setting: Setting, value: Any, where: str) -> TypedValue:
         return tuple(parse_integer(v, where) for v in value)
     text = str(value)
     if setting.kind == "choice" and text not in setting.choices:
-        raise invalid_choice(where, text, setting.choices)
+        raise invalid_choice(where, text, setting.choices, setting=setting.name)
     return text
 
 

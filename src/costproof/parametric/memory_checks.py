@@ -164,8 +164,8 @@ def room_recounts(found: Fits, whole: int, memory: int | str | None, reserve: in
         yield Recount("memory", f"the reserve of {reserve}", "bytes", found.reserve_bytes, again)
     elif not isinstance(reserve, str):
         yield Recount("memory", "the reserve", "bytes", found.reserve_bytes, reserve or 0)
-    ranks = range(1, (found.count or 0) + 1)
-    every = sorted({(tp, ep) for tp in ranks for others in ranks if tp * others == found.count for ep in (1, tp)})
+    ranks, experts = range(1, min(found.count or 0, 1024) + 1), found.target.symbols.get("text_experts", 0)
+    every = sorted({(tp, ep) for tp in ranks for ep in ((1, tp) if experts else (1,))})
     last = len(found.tried) if found.verdict == "fits" else len(every)
     for i, (tp, ep) in enumerate(every[:last] if found.tried else ()):
         same = i < len(found.tried) and (found.tried[i].tp, found.tried[i].ep) == (tp, ep)

@@ -33,6 +33,7 @@ from costproof.ledger.mesh import (
     Duplicate,
     Parallel,
     RankCosts,
+    bytes_of,
     shard,
 )
 from costproof.ledger.metrics import KEPT, Metric
@@ -300,7 +301,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
                 copies[DATA_COPIES] += alike * again * along * once
         for why, amount in copies.items():
             if amount:
-                yield Duplicate(why, stage, metric, amount, amount if metric.endswith("_bytes") else 0)
+                yield Duplicate(why, stage, metric, amount, bytes_of(metric, amount))
 
 
 def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Answer:

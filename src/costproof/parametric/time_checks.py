@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, product
-from math import ceil, comb
+from math import ceil, comb, floor
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -504,6 +504,11 @@ def touched_recounts(
         for metric in ("weight_read_bytes", UNFUSED, FLOOR):
             if (was := before.total(metric, stage)) is not None and metric in before.metrics:
                 yield Recount(stage, "experts of the routing", metric, (after.total(metric, stage) or 0) - was, more)
+        for part in dict.fromkeys(one.part for one in mine):
+            kinds, now = before.rows[stage][part][""], after.rows[stage][part][""]
+            if (spared := kinds.get(UNPACKED)) and (all_read := kinds["weight_read_bytes"]):
+                again = Fraction(spared, all_read) * sum(one.bytes for one in mine if one.part == part)
+                yield Recount(stage, "experts of the routing", UNPACKED, now[UNPACKED] or 0, floor(again))
     reads = [
         n for n in ledger.nodes if n.role.split(".")[-1] == "experts" and not n.kind and "weight_read_bytes" in n.exprs
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -32,6 +32,8 @@ from costproof.views.numbers import exact, human
 HEAD: Final = ("Held", "Bytes", "")
 STAGES: Final = ("Stage", "Added to the cache", "Activations, at most")
 LIVE_STAGES: Final = ("Stage", "Added to the cache", "Live peak")
+MOST_REFUSED: Final = 8
+"""Most refused meshes that are named in one row."""
 TRIED: Final = ("Mesh", "Weights and buffers of a rank", "Verdict")
 RANKS: Final = ("Ranks", "Weights", "Cache", "At most", "Verdict")
 PEAKS: Final = ("Peak, arguments apart", "Peaks of all its calls")
@@ -86,7 +88,7 @@ def document(found: Fits, form: Form) -> Document:
     if stages:
         body.append(Table(_labelled(found, *head), "lr", [(Code(s), *cells) for s, *cells in stages]))
     if found.tried:
-        body.append(Table(TRIED, "lrl", [_tried_row(x) for x in found.tried]))
+        body.append(Table(TRIED, "lrl", [*_tried_rows(found.tried)]))
     if len(found.ranks) > 1:
         rows = [_rank_row(x, found.workload.mesh.world) for x in found.ranks]
         body.append(Table(_labelled(found, *RANKS), "lrrrl", rows))
@@ -252,7 +254,8 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
 
 def _plain_lines(found: Fits) -> tuple[str, ...]:
     """Return lines that answer common questions: cache bytes per token, the largest batch, the longest text."""
-    lines = [] if found.rank is None else [_rank_line(found)]
+    lines = [_copies(found)] if found.count is not None and found.verdict == "fits" else []
+    lines += [] if found.rank is None else [_rank_line(found)]
     if found.token_bytes and not _unknown_cache(found):
         lines.append(f"One more token of text takes {exact(found.token_bytes)} B of cache in each sequence.")
     by_cache, by_peak, by_bound = (
@@ -296,9 +299,26 @@ def _integers(data: object) -> Iterator[int]:
         yield from _integers(value)
 
 
-def _tried_row(x: MeshTried) -> tuple[str, ...]:
-    mesh = f"tp {x.tp}" + (f", ep {x.ep}" if x.ep > 1 else "")
-    return (mesh, "" if x.weights_bytes is None else exact(x.weights_bytes), x.verdict or f"cannot be: {x.why}")
+def _tried_rows(tried: Iterable[MeshTried]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each mesh, and one for all that are refused for the same reason."""
+    alike: dict[str, list[MeshTried]] = {}
+    for x in tried:
+        why, _, _ = x.why.rpartition("; got ")
+        alike.setdefault(f"cannot be: {why or x.why}" if x.verdict is None else f"{x.tp}, {x.ep}", []).append(x)
+    for why, same in alike.items():
+        meshes = [f"tp {x.tp}" + (f", ep {x.ep}" if x.ep > 1 else "") for x in same]
+        more = len(meshes) - MOST_REFUSED
+        shown = "; ".join(meshes[:MOST_REFUSED]) + (f"; {more} more" if more > 0 else "")
+        weights = same[0].weights_bytes
+        yield (shown, "" if weights is None else exact(weights), same[0].verdict or why)
+
+
+def _copies(found: Fits) -> str:
+    """Return a sentence on the devices besides those of the mesh that was found."""
+    copies, idle = divmod(found.count or 0, found.workload.mesh.world)
+    ranks = plural(found.workload.mesh.world, "rank")
+    rest = f"{idle or 'none'} of them {'are' if idle > 1 else 'is'} idle"
+    return f"The {found.count} devices hold {plural(copies, 'such run')} of {ranks}; {rest}."
 
 
 def _rank_row(x: RankMemory, world: int) -> tuple[str, ...]:

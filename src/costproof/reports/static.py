@@ -81,7 +81,11 @@ DISPATCH: Final = (
     " may make is equally likely. Nodes of by-node are those of h100-sxm. Left out: the numbers and weights of chosen"
     " experts, collectives along tp, and copies inside a node of by-node. A low-latency copy has a header of 16 B."
 )
-SUMS: Final = "All ranks together have what one device has for the same batch, and these copies; nothing is left over."
+SUMS: Final = (
+    "Of these metrics all ranks together have what one device has for the same batch, and these copies; nothing is left"
+    " over: {metrics}. The sums of other metrics, such as the operations and the tensors of norms and additions, which"
+    " every rank repeats, are not split into copies."
+)
 
 
 def document(found: Results, form: Form) -> Document:
@@ -315,12 +319,21 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
         head = ("Stage", "Call", "Module", "Collective", "Group", "Dtype", "Times", "Payload", "Sent")
         body += [Table(head, "llllllr", rows, title=f"Collectives of rank {found.rank}"), Note(RING)]
     if found.duplicates:
-        body += [Table(("Copies", "Stage", "Of", "Amount"), "lllr", copy_rows(found), title="Copies"), Note(SUMS)]
+        body += [
+            Table(("Copies", "Stage", "Of", "Amount"), "lllr", copy_rows(found), title="Copies"),
+            Note(_sums(found)),
+        ]
     if found.dispatches:
         rows = dispatch_rows(found)
         columns = ("Stage", "Call", "Form", "Routing", "Copies", "Sent", "Sent, fp8 dispatch", "FLOPs of experts")
         body += [Table(columns, "llllrrrr", rows, title=f"Dispatch to experts, rank {found.rank}"), Note(DISPATCH)]
     return DocumentSection(f"Ranks: {plural(found.mesh.world, 'device')}, {found.mesh.text}", body, id="ranks")
+
+
+def _sums(found: Parallel) -> str:
+    """Return the sentence that names the metrics whose sums over ranks the copies explain."""
+    named = [EVERY_METRIC[metric].title for metric in EVERY_METRIC if metric in found.summed]
+    return SUMS.format(metrics=", ".join(named))
 
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
@@ -389,7 +402,7 @@ def ranks_lines(found: Parallel) -> Iterator[str]:
     (least, _), (most, who) = found.extremes("", "weight_bytes")
     at_most = f"{human(least, 'B')} to " if least != most else ""
     yield f"weights of a rank: {at_most}{human(most, 'B')}{_only_rank(who, found)}"
-    held = sum(d.bytes for d in found.duplicates if not d.stage and d.metric == "weight_bytes")
+    held = sum(d.amount for d in found.duplicates if not d.stage and d.metric == "weight_bytes")
     whole = found.one_device.get("", {}).get("weight_bytes", 0)
     every = of_all("", "weight_bytes")
     check("", "weight_bytes", whole + held, sum(every))

@@ -92,7 +92,7 @@ def fits(
         target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or any operand of
             :func:`~costproof.run.diff.diff`. Peaks of a capture are used too.
         on: a device, whose memory is the limit unless ``memory`` is given. On ``8xh100-sxm`` a run that names no mesh
-            gets the smallest one that fits: tp from 1 on, each with ep 1 and then tp.
+            gets the smallest one that fits: tp from 1 to 8, with ep 1 and then tp if there are experts.
         memory: bytes, or a text such as ``"80GB"`` (10^9) and ``"80GiB"`` (2^30).
         reserve: part of the memory that is left to the runtime: bytes, a size, or a fraction such as ``"0.1"``.
         config: a configuration file, for a target.
@@ -144,15 +144,21 @@ class _Room:
     """Number of MTP modules whose weights are in memory."""
 
 
+_MOST_RANKS: Final = 1024
+"""Largest ``tp`` that is tried; no model has as many heads."""
 _ORDER: Final[dict[FitVerdict, int]] = {"does not fit": 2, "not known": 1, "fits": 0}
 
 
 def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room: _Room) -> Fits:
-    """Return the result of the smallest ``tp``, with ``ep`` 1 or ``tp``, that fits; else of the last mesh tried."""
+    """Return the result of the smallest ``tp``, with ``ep`` 1 or ``tp``, that fits; else of the last mesh tried.
+
+    A ``tp`` need not divide the number of devices: the rest is idle, or runs copies.
+    """
     tried: list[MeshTried] = []
     too_large: tuple[str, Operand] | None = None
-    for tp in (n for n in range(1, count + 1) if count % n == 0):
-        for ep in (1, tp) if tp > 1 else (1,):
+    routed = False
+    for tp in range(1, min(count, _MOST_RANKS) + 1):
+        for ep in (1, tp) if tp > 1 and routed else (1,):
             spread = f"{target},tp={tp}" + (f",ep={ep}" if ep > 1 else "")
             try:
                 side = read(spread)
@@ -161,6 +167,7 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
                     raise
                 tried.append(MeshTried(tp, ep, None, None, first_problem(error)))
                 continue
+            routed = "text_experts" in side.baseline.target.symbols
             held = _formula_weights(side.baseline)
             found = None if held is not None and held > room.room else _of_all_ranks(spread, side, room)
             tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))

@@ -47,7 +47,7 @@ from costproof.estimate.roofline import (
     unpacking_time,
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
-from costproof.ledger.baseline import Folded
+from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput, Recount, check_recounts
 from costproof.ledger.mesh import PAIRS, RANK, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
@@ -145,7 +145,7 @@ def roofline(
     check_recounts(arithmetic_recounts(folded, run_dtype, math, device, (arithmetic, dtype)))
     notes += ((_GATHERED,) if mesh.fsdp > 1 else ()) + ((EQUAL_BATCHES,) if mesh.batches > 1 else ())
     if microbatches is not None or schedule is not None:
-        notes = (*notes, _bubble(side.workload, schedule or "1f1b", 1 if microbatches is None else microbatches))
+        notes = (*notes, _bubble(side, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)
     batch = None if read.target is None else SettingCurve(side, read.target, "batch")
     kind: Routing = "bound"
@@ -304,12 +304,12 @@ def _with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLi
     )  # fmt: skip
 
 
-def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
+def _bubble(side: Baseline, schedule: str, microbatches: int) -> str:
     """Return a sentence on the idle share of each pipeline stage, and on how often the rank sends hidden states."""
-    mesh = workload.mesh
-    of = Schedule.of(schedule, mesh.pp, microbatches)
-    sent = of.sends(mesh.coordinates(workload.rank).pp)
-    check_recounts(schedule_recounts(of, mesh, workload.rank, sent))
+    mesh, rank = side.workload.mesh, side.workload.rank
+    of = Schedule.of(schedule, mesh.pp, microbatches, side.target.symbols.get("text_layers"))
+    sent = of.sends(mesh.coordinates(rank).pp)
+    check_recounts(schedule_recounts(of, mesh, rank, sent))
     sends = plural(sent, "time")
     apart = "; layers are counted as contiguous stages have them" if of.parts > 1 else ""
     return (

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.compare.patterns import expand, patterns
 from costproof.ledger.callgraph import CallGraph, TensorAt
-from costproof.ledger.metrics import METRICS, Metric
+from costproof.ledger.capture import Capture
+from costproof.ledger.metrics import METRICS, SUMMED, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.run import GRAPH_SOURCES
 from costproof.views.numbers import first_names
@@ -85,9 +86,10 @@ class ModuleRows:
         self._graph = found.capture.callgraph or CallGraph({}, {}, {}, {}, {})
         self._formulas, self._boxes = formulas, boxes
         self._likes: dict[object, int] = {}
+        self._metrics = metrics_of(found.capture)
         for stage in found.capture.target.stages:
             here = [x for x in ledgers(found.capture) if stage in x.stages]
-            self._gives = {m: tuple(x.source for x in here if m in x.metrics) for m in METRICS}
+            self._gives = {m: tuple(x.source for x in here if m in x.metrics) for m in self._metrics}
             root = _grow_tree(stage, here, self._all)
             self._sum(root)
             self._emit(stage, [root], None, stage)
@@ -146,12 +148,17 @@ class ModuleRows:
         shown = dict.fromkeys(i for i in mine if self._all[i].status != "exact" or self._all[i].causes)
         every = [self._all[i] for i in (*mine, *below)]
         row |= {"findings": list(shown), "status": worst(every), "compared": len(set(mine))}
-        row["metrics"] = {m: s for m in METRICS if (s := worst([f for f in every if f.metric == m])) != "exact"}
+        row["metrics"] = {m: s for m in self._metrics if (s := worst([f for f in every if f.metric == m])) != "exact"}
         return [*mine, *below]
 
     @property
     def _metadata(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return self._graph.input_metadata, self._graph.output_metadata
+
+
+def metrics_of(capture: Capture) -> tuple[Metric, ...]:
+    """Return costproof's metrics that are sums over nodes, with those of communication if a source has them."""
+    return tuple(m for m in SUMMED if m in METRICS or any(m in x.metrics for x in capture.ledgers))
 
 
 class FormulaTable:
@@ -171,7 +178,7 @@ class FormulaTable:
             [n.invocation, n.kind, n.owner, m, self.at(e), n.cost(m)]
             for n in nodes
             for m, e in sorted(n.exprs.items())
-            if m in METRICS and not e.isdecimal()
+            if m in SUMMED and not e.isdecimal()
         ]
 
 

@@ -120,6 +120,8 @@ class StaticCompute:
     """Collectives of the counted rank by the formulas, one entry for equal collectives."""
     duplicates: tuple[Duplicate, ...] = ()
     """Work and memory that several ranks duplicate; without these, the sums over ranks equal one device's costs."""
+    summed_metrics: tuple[str, ...] = ()
+    """Metrics that duplicates name; sums of other metrics over ranks are not split into one device's and copies."""
     dispatches: tuple[Dispatch, ...] = ()
     """Methods of sending tokens to experts of other ranks, with the bytes and FLOPs of the counted rank."""
     attributes_bytes: int = 0
@@ -139,8 +141,9 @@ class StaticCompute:
 
 
 STATIC_COMPUTE: Final = FileKind(
-    name="costproof/static_compute", version=(3, 4), type=StaticCompute,
-    left_out=("parallel", "rank", "ranks", "collectives", "duplicates", "dispatches", "attributes_bytes", "padding"),
+    name="costproof/static_compute", version=(3, 5), type=StaticCompute,
+    left_out=("parallel", "rank", "ranks", "collectives", "duplicates", "summed_metrics", "dispatches",
+              "attributes_bytes", "padding"),
 )  # fmt: skip
 
 
@@ -196,7 +199,7 @@ def _of_mesh(capture: Capture) -> dict[str, Any]:
     if found is None:
         return {}
     names = ("rank", "ranks", "collectives", "duplicates", "dispatches")
-    return {"parallel": found.mesh, **{name: getattr(found, name) for name in names}}
+    return {"parallel": found.mesh, "summed_metrics": found.summed, **{name: getattr(found, name) for name in names}}
 
 
 def check_sums(result: StaticCompute) -> None:

@@ -515,8 +515,10 @@ def _pair_problems(config: SharedDecoder, workload: Workload) -> Iterator[BadInp
     """Yield an error for each reason why tokens cannot be sent to the experts of other ranks."""
     mesh, inputs = workload.mesh, workload.inputs
     if (DISPATCH in inputs) != (PAIRS in inputs):
-        what, fix = "how many pairs of a token and an expert ranks send each other depends on the routing", ""
+        what, fix = "how many pairs of a token and an expert ranks send each other depends on the routing", None
         where, expected = f"--{DISPATCH}, --{PAIRS}", "both, or none"
+        if PAIRS in inputs:
+            fix = "--dispatch all-to-all, which sends these pairs"
         if DISPATCH in inputs:
             fix = "name the pairs, or see the means and bounds that a report of the mesh without --dispatch has"
         yield BadInput(what, where=where, expected=expected, got=str(inputs.get(DISPATCH, inputs.get(PAIRS)))[:80],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.algebra.symbols import FUNCTIONS
 from costproof.ledger.errors import Absent
-from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import COMM, STAGE_WIDE, SUMMED, Metric
 from costproof.ledger.plural import plural, verb
 from costproof.reports import peaks, roofline
 from costproof.reports.document import plain_text
@@ -43,9 +43,9 @@ from costproof.reports.static import (
     whole_title,
 )
 from costproof.views.describe import run_line
-from costproof.views.module_tree import FormulaTable, ModuleRows
+from costproof.views.module_tree import FormulaTable, ModuleRows, metrics_of
 from costproof.views.numbers import exact, human_or_bound, share
-from costproof.views.quantities import UNITS, ledgers
+from costproof.views.quantities import UNITS, ledgers, quantity
 from costproof.views.results import open_findings, tally
 
 if TYPE_CHECKING:
@@ -109,13 +109,13 @@ def capture_cell(found: Results) -> Iterator[Html | None]:
     metrics = _metrics(capture)
     first = _first(metrics)
     yield _metric(found, first)
-    yield from (details(METRICS[m].title, _metric(found, m)) for m in metrics if m != first)
+    yield from (details(SUMMED[m].title, _metric(found, m)) for m in metrics if m != first)
     yield _whole(capture)
     yield h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not")
 
 
 def _metrics(capture: Capture) -> list[Metric]:
-    return [m for m in METRICS if m != "calls" and any(m in x.metrics for x in capture.ledgers)]
+    return [m for m in metrics_of(capture) if m != "calls" and any(m in x.metrics for x in capture.ledgers)]
 
 
 def _cost(found: Results, metrics: list[Metric]) -> Html:
@@ -123,7 +123,7 @@ def _cost(found: Results, metrics: list[Metric]) -> Html:
     static = found.figures
     low = static.totals_at_least
     values = [
-        (m, METRICS[m].title, human_or_bound(static.totals.get(m), low.get(m), UNITS.get(METRICS[m].unit, "")))
+        (m, SUMMED[m].title, human_or_bound(_amount(found, m), low.get(m), UNITS.get(SUMMED[m].unit, "")))
         for m in metrics
     ]
     if found.roofline is not None:
@@ -142,39 +142,48 @@ def _first(metrics: list[Metric]) -> Metric:
     return "flops" if "flops" in metrics else metrics[0]
 
 
+def _amount(found: Results, metric: Metric, stage: str | None = None) -> int | None:
+    """Return the headline number of a metric in a stage, or in all; of communication, of the counted rank."""
+    if metric in COMM:
+        settled = found.discrepancy.verdict in ("exact", "explained")
+        return quantity(found.capture, metric, stage, settled=settled).value
+    costs = found.figures.totals if stage is None else next(s.costs for s in found.figures.stages if s.id == stage)
+    return costs.get(metric)
+
+
 def _metric(found: Results, metric: Metric) -> Html:
-    static, compared, info = found.figures, found.discrepancy, METRICS[metric]
+    static, compared, info = found.figures, found.discrepancy, SUMMED[metric]
     unit = UNITS.get(info.unit, "")
-    values = [s.costs[metric] for s in static.stages]
-    whole = static.totals.get(metric)
+    values = [_amount(found, metric, s.id) for s in static.stages]
+    whole = _amount(found, metric)
     sources = [
         x.source for x in found.capture.ledgers if any(metric in s.sources.get(x.source, {}) for s in static.stages)
     ]
     said = {f.stage: str(f.status) for f in compared.findings if f.level in ("stage", "total") and f.metric == metric}
-    parts = [(s.id, s.costs, s.at_least, s.sources) for s in static.stages]
+    parts = [(s.id, value, s.at_least, s.sources) for s, value in zip(static.stages, values, strict=True)]
     if not static.one_stage:
-        parts.append(("total", static.totals, static.totals_at_least, static.sources))
+        parts.append(("total", whole, static.totals_at_least, static.sources))
     rows = []
-    for i, (name, costs, low, given) in enumerate(parts):
+    for i, (name, value, low, given) in enumerate(parts):
         last = i == len(static.stages)
         rows.append(
             (
                 h("b", name) if last else h("span", swatch(i), h("a", name, href=f"#{name}/")),
-                "" if last else share(costs[metric], whole),
-                h("b", human_or_bound(costs.get(metric), low.get(metric), unit)),
+                "" if last else share(value, whole),
+                h("b", human_or_bound(value, low.get(metric), unit)),
                 *(exact(given[s][metric]) if metric in given.get(s, {}) else "—" for s in sources),
                 status(said.get(name, "—")),
             )
         )
     twice = None not in values and whole is not None and sum(v or 0 for v in values) > whole
     note = "Stages share modules, which count once in the total: shares add up to more than 100 %." if twice else ""
-    if disputed := [s.id for s in static.stages if s.costs[metric] is None]:
+    if disputed := [s.id for s, value in zip(static.stages, values, strict=True) if value is None]:
         note = f"Unknown or disputed, so not in the bar: {', '.join(disputed)}."
     return h(
         "div",
         h("h3", info.title),
         h("p", f"{info.unit}: {info.meaning}.", class_="note"),
-        shares([(s.id, s.costs[metric]) for s in static.stages]),
+        shares([(s.id, value) for s, value in zip(static.stages, values, strict=True)]),
         table(("Stage", "Share", "Together", *sources, "Status"), rows, class_="cost"),
         h("p", note, class_="note") if note else None,
         class_="metric",
@@ -266,12 +275,15 @@ def _data(found: Results, metrics: list[Metric], rows: list[dict[str, Any]], for
         "title": f"{capture.target.title} at {capture.workload.name}",
         "first": _first(metrics),
         "metrics": {
-            m: {"title": METRICS[m].title, "unit": UNITS.get(METRICS[m].unit, ""), "wide": m in STAGE_WIDE}
+            m: {"title": SUMMED[m].title, "unit": UNITS.get(SUMMED[m].unit, ""), "wide": m in STAGE_WIDE}
             for m in (*metrics, "calls")
         },
         "stages": list(capture.target.stages),
         "gives": {
-            stage: {m: [x.source for x in ledgers(capture) if stage in x.stages and m in x.metrics] for m in METRICS}
+            stage: {
+                m: [x.source for x in ledgers(capture) if stage in x.stages and m in x.metrics]
+                for m in metrics_of(capture)
+            }
             for stage in capture.target.stages
         },
         "rows": rows,
