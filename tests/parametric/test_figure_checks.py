@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import costproof
+from costproof.analytic.latent_attention import LatentBlock
 from costproof.estimate import links
 from costproof.estimate.arithmetic import FUSED, Arithmetic
 from costproof.ledger.baseline import Folded
@@ -39,6 +40,7 @@ memory_module: Any = importlib.import_module("costproof.estimate.memory")
 mesh_module: Any = importlib.import_module("costproof.ledger.mesh")
 pages_module: Any = importlib.import_module("costproof.models.pages.target")
 peaks_module: Any = importlib.import_module("costproof.run.peaks")
+quantised_module: Any = importlib.import_module("costproof.analytic.quantised")
 report_module: Any = importlib.import_module("costproof.reports.roofline")
 roofline_module: Any = importlib.import_module("costproof.run.roofline")
 routing_module: Any = importlib.import_module("costproof.estimate.routing")
@@ -103,6 +105,23 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         _after(Mistral, "blocked_cache", lambda of: replace(
             of, groups=tuple(replace(group, window=group.window - 1) for group in of.groups))),
         _fits(MISTRAL),
+    ),
+    "absorbing saves what it expands": (
+        _after(LatentBlock, "_saved", lambda saved: saved + 1),
+        _roofline("deepseek-v3@chat,text_tokens=4,past=20,new_tokens=1,layers=4"),
+    ),
+    "calls of one step": (
+        _after(routing_module, "_touched_experts", lambda found: [replace(one, calls=1) for one in found]),
+        _roofline(OSS, routing="uniform"),
+    ),
+    "an unpacked matrix of four bytes": (
+        _after(fits_module, "_stored_weights",
+               lambda of: (replace(of[0], largest_matrix=2 * of[0].largest_matrix), of[1])),
+        _fits("gpt-oss-20b@chat,text_tokens=12"),
+    ),
+    "products in the dtype of the weights": (
+        _after(roofline_module, "arithmetic_of", lambda of: (replace(of[0], instead={"float8": "float16"}), of[1])),
+        _roofline("deepseek-v3@chat,text_tokens=4,new_tokens=1,layers=4"),
     ),
     "kept FLOPs of all scores": (
         _after(roofline_module, "bounds",
@@ -430,6 +449,47 @@ def test_a_cache_format_of_the_configuration_that_is_ignored(tmp_path: Path, mon
     monkeypatch.setattr(cache_dtype, "with_cache_format", lambda workload, given, default: workload)
     with pytest.raises(Bug, match="as the configuration names it"):
         costproof.fits(target, memory="1MB")
+
+
+QUANTISED: dict[str, tuple[type, Callable[[Any, Any], Any], dict[str, Any]]] = {
+    "nested maxima without their products": (
+        formats.FourBit, lambda of, m: m.o * m.i,
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+         "bnb_4bit_use_double_quant": True, "llm_int8_skip_modules": ["lm_head"]},
+    ),
+    "groups without their zero points": (
+        formats.Mlx, lambda of, m: m.o * m.i, {"group_size": 64, "bits": 4, "mode": "affine"},
+    ),
+    "a scale and a zero point": (
+        formats.Gptq, lambda of, m: 2 * m.o * m.i,
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False},
+    ),
+}  # fmt: skip
+"""Formats whose unpacking no module shows without its library: class, mistaken FLOPs, settings."""
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_unpacking_is_counted_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, wrong, settings_of = QUANTISED[name]
+    data = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "intermediate_size": 192,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64,
+        "max_position_embeddings": 64, "dtype": "float16", "tie_word_embeddings": False,
+        "quantization" if kind is formats.Mlx else "quantization_config": settings_of,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    target = f"hf:{tmp_path / 'config.json'}@chat,text_tokens=7,new_tokens=2"
+    # Of 128 x 128 twice, 64 x 128 twice and 192 x 128 three times: with a product for each weight, two for each block.
+    weights = 2 * 128 * 128 + 2 * 64 * 128 + 3 * 192 * 128
+    each = weights + (2 * weights // 64 if kind is formats.FourBit else 0)
+    found = costproof.roofline(target, on="h100-sxm")
+    if kind is not formats.Mlx:  # which quantises the tables too
+        assert [own.flops for own in found.unpacking] == [each, 2 * each]
+    monkeypatch.setitem(quantised_module._UNPACKING, kind, wrong)
+    # Formulas of equal configurations are kept.
+    (tmp_path / "config.json").write_text(json.dumps(data | {"hidden_size": 256}), encoding="utf-8")
+    with pytest.raises(Bug, match="unpacking"):
+        costproof.roofline(target, on="h100-sxm")
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -15,6 +15,7 @@ from typing import Final
 
 from costproof.algebra.evaluation import evaluate
 from costproof.estimate.memory import Fits
+from costproof.ledger.attributes import attribute
 from costproof.ledger.capture import Padding
 from costproof.ledger.errors import CostproofError, Recount
 from costproof.ledger.mesh import AXES
@@ -97,6 +98,9 @@ def _formatted(model: WithFormulas, run: Workload, size: int) -> Iterator[Recoun
 def _layer_recounts(model: WithFormulas, run: Workload, of: BlockedCache) -> Iterator[Recount]:
     """Yield the cache of a prompt of one token, and of one longer than a window, layer by layer: that keeps w - 1."""
     inputs = {name: value for name, value in run.inputs.items() if name in (KV_DTYPE, *AXES)}
+    windows = attribute(attribute(model, "config", None), "windows", tuple)()
+    in_windows = sum(group.layers for group in of.groups if group.window)
+    yield Recount("memory", "blocks", "layers with a window", in_windows, sum(map(bool, windows)))
     for tokens in (1, *(group.window + 5 for group in of.groups if group.window)):
         prompt = replace(run, text_tokens=tokens, new_tokens=0, batch=1, inputs=inputs)
         every = sum(g.layers * g.token_bytes * min(tokens, g.window - 1 if g.window else tokens) for g in of.groups)

@@ -84,7 +84,40 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
     values, config = {(i.stage, i.id): i.symbols for i in calls}, target.info().symbols
     found = evaluate_ledger(stored_formulas(target, workload), values, config)
     check_recounts(_symbol_recounts(found, calls, workload, config))
+    if "text_kv_rank" in config and workload.mesh.one and not workload.rows:
+        check_recounts(_latent_recounts(found, values, config))
     return found
+
+
+def _latent_recounts(
+    found: Ledger, values: Mapping[tuple[str, str], SymbolValues], config: SymbolValues
+) -> Iterator[Recount]:
+    """Yield second counts of the FLOPs that a kernel skips which absorbs the expansion of latents, step by step.
+
+    It does not expand the latents of the past, but scores and sums of the latents are wider than those of a head: of a
+    past of p, t queries have t p + t (t + 1) / 2 pairs. Heads wider than two latents skip the rest in the attention.
+    """
+    rank, heads = config["text_kv_rank"], config["text_heads"]
+    both = config["text_nope"] + config["text_value"]
+    expanded = {(n.stage, n.invocation, n.module.rpartition(".")[0]) for n in found.nodes
+                if n.role.endswith(".kv_up") and n.cost("flops")}  # fmt: skip
+    known: dict[tuple[str, str], int] = {}
+    for n in found.nodes:
+        of = values.get((n.stage, n.invocation), {})
+        if n.role.endswith("attention.kv_up") and n.kind == "linear":
+            first, tokens = (of["P"], 1) if "N" in of else (of.get("C", 0), of["S"])
+            pasts = range(first, first + of.get("N", 1)) if (n.stage, n.invocation) not in known else ()
+            for past in pasts:
+                saved = 2 * rank * heads * both * past
+                if past and 4 <= both <= 2 * rank:
+                    saved -= heads * (2 * tokens * past + tokens * (tokens + 1)) * (2 * rank - both)
+                saved = of["B"] * (saved if tokens == 1 else max(0, saved))
+                known[n.stage, n.invocation] = known.get((n.stage, n.invocation), 0) + saved
+            again = known.get((n.stage, n.invocation), 0)
+            yield Recount(n.stage, n.module, "skippable_flops", n.cost("skippable_flops") or 0, again)
+        elif n.kind == "attention" and (n.stage, n.invocation, n.module) in expanded:
+            again = 2 * (n.cost("kept_scores") or 0) * max(0, both - 2 * rank)
+            yield Recount(n.stage, n.module, "skippable_flops", n.cost("skippable_flops") or 0, again)
 
 
 def _symbol_recounts(

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Recount, check_recounts
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
 from costproof.storage.headers import header_object
@@ -299,6 +299,13 @@ def stored(data: object, path: Path | None) -> Stored:
         odd = next((name for name in _dtypes(data) if name not in (*get_args(Dtype), "auto")), "")
         weights += [f"{odd[:_LONGEST]} (the dtype that the configuration names)"] if odd else []
     named = _dtype(data)
+    stated = {
+        value.removeprefix("torch.")
+        for key, value in _pairs(data)
+        if key in _DTYPES and isinstance(value, str) and value
+    }
+    if len(stated) == 1:
+        check_recounts([Recount("configuration", "its only dtype", "is read", {named} == stated, True)])
     found = {"weights": "; ".join(weights), "cache": "; ".join(cache)}
     run = named if named in get_args(Dtype) else None
     quantised = tuple((part, text) for part, text in found.items() if text)
@@ -564,6 +571,13 @@ def _stated(data: object) -> Iterator[tuple[str, int]]:
     for key in _STATED:
         values = (part.get(key) for part in parts if isinstance(part, dict))
         yield from [(key, value) for value in values if isinstance(value, int)][:1]
+
+
+def _pairs(data: object) -> Iterator[tuple[str, object]]:
+    """Yield the (key, value) pairs of a configuration and of its text section."""
+    for key, value in data.items() if isinstance(data, dict) else ():
+        yield key, value
+        yield from value.items() if key == "text_config" and isinstance(value, dict) else ()
 
 
 def _dtype(data: object) -> str:
