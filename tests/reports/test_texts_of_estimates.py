@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 
 from costproof import api
-from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MemoryPoint, StageMemory
+from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MemoryPoint
 from costproof.estimate.roofline import Roofline
 from costproof.ledger.schema import to_data
 from costproof.reports.outputs import variants
@@ -243,8 +243,10 @@ FITS: Final[dict[str, tuple[Callable[[], Fits], Row, int, str]]] = {
             f"{LIVE[2]}, at most", *RESERVED,
         ),
         2,
-        f"T{COUNTED[1:]}, which holds less: of 2 ranks, rank 1 holds the most weights and cache, which decides; rank=1 "
-        "counts one of them.",
+        (
+            f"T{COUNTED[1:]}, which holds less: of 2 ranks, rank 1 holds the most weights and cache, which decides; "
+            "rank=1 counts one of them."
+        ),
     ),
     "unsolved": (
         unsolved, (*WEIGHTS, *LIVE, *RESERVED), 2,
@@ -332,7 +334,9 @@ def plain_lines(f: Data, *, known: bool) -> list[str]:
         lines.append(f"One more token of text takes {digits(f['token_bytes'])} B of cache in each sequence.")
     for setting, what in (("batch", "largest batch at this length"), ("text_tokens", "longest text in this batch")):
         alone = largest(f, setting, "weights and cache")
-        most = largest(f, setting, "weights and live peak" if f["live_bytes"] is not None else "weights, cache and bound")
+        most = largest(
+            f, setting, "weights and live peak" if f["live_bytes"] is not None else "weights, cache and bound"
+        )
         if exact:
             also = "" if alone in (None, most) else f" (by the cache alone {alone})"
             lines.append(f"The {what}: {most}{also}.")
@@ -362,7 +366,8 @@ def limit_lines(f: Data) -> list[str]:
         lines.append({
             "from": f"{what} {'do' if sure else 'may'} not fit from {name} {at} on",
             "never": f"{what} fit at every {name}",
-            "refused": f"{what} {'would' if sure else 'might'} not fit from {name} {at} on, which is refused: {x['why']}",
+            "refused": f"{what} {'would' if sure else 'might'} not fit from {name} {at} on, "
+            f"which is refused: {x['why']}",
             "not solved": f"from which {name} on {what} do not fit is not solved: {x['why']}",
         }[x["outcome"]])  # fmt: skip
         room = f["memory_bytes"]
@@ -453,11 +458,21 @@ def experts() -> Roofline:
     return api.roofline("gpt-oss-20b,layers=4,text_tokens=70,new_tokens=3,batch=3", on="h100-sxm", routing="uniform")
 
 
+UNEVEN: Final = ("29", "127/9", "61/2", "17")
+"""Experts that four layers read: from 127/9, which is 14.1, to 61/2."""
+
+
 def uneven_experts() -> Roofline:
-    """The same, of which one layer reads fewer experts."""
+    """The same by a routing in which the layers of the prompt read different experts."""
     found = experts()
-    first, *rest = found.experts
-    return replace(found, experts=(replace(first, touched="127/9", bytes=first.bytes - 12_345_678), *rest))
+    every = iter(UNEVEN)
+    return replace(
+        found,
+        experts=tuple(
+            replace(x, touched=next(every), bytes=x.bytes - 12_345_678 * x.layer) if x.stage == "prefill" else x
+            for x in found.experts
+        ),
+    )
 
 
 ROOFLINES: Final[dict[str, tuple[Callable[[], Roofline], int]]] = {
@@ -571,8 +586,8 @@ def test_texts_of_a_roofline(case: str) -> None:
         of.take(f"and {left} more part{'s' * (left > 1)} in the CSV and the JSON")
     title = r["device"]["title"]
     of.take(
-        f"{title}: {short(r['peak_flops'], 'FLOP/s', 3)} ({r['dtype']}, dense), {short(r['bandwidth'], 'B/s', 3)}; they "
-        f"meet at {fixed(Fraction(r['peak_flops'], r['bandwidth']), 1)} FLOP/B"
+        f"{title}: {short(r['peak_flops'], 'FLOP/s', 3)} ({r['dtype']}, dense), {short(r['bandwidth'], 'B/s', 3)}; "
+        f"they meet at {fixed(Fraction(r['peak_flops'], r['bandwidth']), 1)} FLOP/B"
     )
     if r["peaks"]:
         others = ", ".join(f"{short(peak, 'FLOP/s', 3)} ({dtype})" for dtype, peak in r["peaks"].items())
@@ -592,17 +607,17 @@ def test_texts_of_a_roofline(case: str) -> None:
     for (stage, part), every in layers.items():
         assert len(every) > 1
         if len({one["touched"] for one in every}) > 1:
-            read = "127/9 to 32*(1 - (7/8)**210)"  # 14.1 of one layer, 32.0 of the others
+            assert tuple(one["touched"] for one in every) == UNEVEN
+            read = "127/9 to 61/2"
         else:
             read = every[0]["touched"]
+        size = short(sum(one["bytes"] for one in every), "B")
         of.take(
-            f"{stage} {part}, {len(every)} layers: {read} of {every[0]['experts']} experts, {every[0]['top_k']} for each "
-            f"of {digits(every[0]['tokens'])} tokens a call; {short(sum(one['bytes'] for one in every), 'B')} read."
+            f"{stage} {part}, {len(every)} layers: {read} of {every[0]['experts']} experts, {every[0]['top_k']} for "
+            f"each of {digits(every[0]['tokens'])} tokens a call; {size} read."
         )
     waits = sum(Fraction(p["at_roof"]["seconds"]) for p in parts if p["at_roof"]["bound"] == "memory")
-    of.take(
-        f"Of {time(whole)} at the roof, {percent(str(waits), whole)} are spent in parts that wait for memory."
-    )  # fmt: skip
+    of.take(f"Of {time(whole)} at the roof, {percent(str(waits), whole)} are spent in parts that wait for memory.")
     for border in r["borders"]:
         of.take(*border_lines(border))
     if r["links"] is not None:
@@ -621,3 +636,303 @@ def test_times_of_the_rooflines_differ() -> None:
     times = [*(modules[key] for key in ("compute_s", "memory_s", "seconds")), run["floor"]["seconds"]]
     times += [run[key]["seconds"] for key in ("full", "unfused")]
     assert len(set(map(time, times))) == 6
+
+
+# stored
+
+
+def differing() -> StoredCheckpoint:
+    """A GGUF file with two known differences from the layout, three sections, and a part of each number."""
+    parts = tuple(
+        StoredPart(f"layers.*.part{n}.weight", "F16", (n, 64), "weight", 100 + n, 7_000_000 - 1_000 * n, 14_000_001 - n)
+        for n in range(22)
+    )
+    differences = (
+        HeaderDifference("a.weight", "F16 [2, 3]", "F32 [2, 3]", 5, 1_234, "a known cause"),
+        HeaderDifference("b.weight", "", "I8 [7]", 6, 4_321, "another"),
+    )
+    sections = (
+        FileSection("padding", 31),
+        FileSection("keys", 5_555),
+        FileSection("tensors", 777),
+        FileSection("x", 0),
+    )
+    totals = StoredTotals(308_000_009, 150_000_019, (("F16", 149_000_018), ("I8", 1_000_001)))
+    headers = HeaderTotals(2, 2_453, 308_007_777, differences, sections)
+    return StoredCheckpoint("toy", "gguf", ("Q8_0", "F16"), 160_000_023, 0, totals, parts, headers=headers)
+
+
+def mismatched(bytes_of_headers: int) -> StoredCheckpoint:
+    """The same without known causes of its differences."""
+    found = differing()
+    assert found.headers is not None
+    unnamed = (HeaderDifference("a.weight", "F16 [2, 3]", "", 5, -1_234),)
+    return replace(found, headers=replace(found.headers, bytes=bytes_of_headers, differences=unnamed, sections=()))
+
+
+def matching() -> StoredCheckpoint:
+    found = differing()
+    assert found.headers is not None
+    return replace(found, headers=replace(found.headers, differences=(), sections=(), files=1))
+
+
+BYTES: Final = "308,000,009 B (308.00 MB), Q8_0, F16"
+STORED: Final[dict[str, tuple[Callable[[], StoredCheckpoint], str]]] = {
+    "layout": (lambda: replace(differing(), headers=None), f"Stored: {BYTES}."),
+    "open": (
+        lambda: replace(differing(), headers=None, undetermined=("zeros",)),
+        f"Stored: {BYTES} and more of unknown size.",
+    ),
+    # 308,007,777 - 308,000,009 is 7,768, of which 1,234 + 4,321 are 5,555 and 2,213 are left.
+    "explained": (
+        differing,
+        (
+            f"Explained: 2,453 tensors in 2 files differ from the layout by +5,555 B of 2 known causes: {BYTES}, and "
+            "2,213 B in tensors whose size no key determines."
+        ),
+    ),
+    "exact": (
+        matching,
+        (
+            f"Exact: 2,453 tensors in 1 file are those of the layout, {BYTES}, and 7,768 B in tensors whose size no "
+            "key determines."
+        ),
+    ),
+    "less": (
+        lambda: mismatched(307_998_775),
+        f"Differs: the headers state 307,998,775 B, -1,234 beside the layout's {BYTES}.",
+    ),
+    "more": (
+        lambda: mismatched(308_001_243),
+        f"Differs: the headers state 308,001,243 B, +1,234 beside the layout's {BYTES}.",
+    ),
+}
+SHOWN_TENSORS: Final = 20
+
+
+@pytest.mark.parametrize("case", STORED)
+def test_texts_of_a_stored_checkpoint(case: str) -> None:
+    made, sentence = STORED[case]
+    of, s = page("stored", made())
+    totals = {
+        "stored bytes": s["totals"]["bytes"],
+        "stored elements": s["totals"]["elements"],
+        **{f"elements in {dtype}": elements for dtype, elements in s["totals"]["by_dtype"]},
+        "parameters": s["params"],
+    }
+    if s["headers"] is not None:
+        totals["bytes by the headers"] = s["headers"]["bytes"]
+        if s["headers"]["sections"]:
+            totals["bytes of the file"] = 308_007_777 + 31 + 5_555 + 777
+    assert len({*totals.values()}) == len(totals)
+    of.compare(("Of the checkpoint", "Number"), [(name, digits(n)) for name, n in totals.items()])
+    of.compare(
+        ("Tensor", "Dtype", "Shape", "Tensors", "Bytes"),
+        [
+            (p["name"], p["dtype"], f"{p['shape']}", digits(p["tensors"]), digits(p["bytes"]))
+            for p in s["parts"][:SHOWN_TENSORS]
+        ],
+    )
+    of.take("and 2 more smaller parts in -f json")
+    if s["headers"] is not None and s["headers"]["differences"]:
+        of.compare(
+            ("Tensor", "By the layout", "In the headers", "Bytes", "Cause"),
+            [
+                (d["name"], d["expected"] or "none", d["got"] or "none", digits(d["bytes"]), d["cause"] or "not known")
+                for d in s["headers"]["differences"]
+            ],
+        )
+    if s["headers"] is not None and s["headers"]["sections"]:
+        sizes = {x["name"]: x["bytes"] for x in s["headers"]["sections"]}
+        of.compare(
+            ("Of the file, besides tensors", "Bytes"), [(x, digits(sizes[x])) for x in ("keys", "tensors", "padding")]
+        )
+    of.take(sentence)
+    of.close()
+
+
+# static
+
+TITLES: Final = {
+    "parameters": "params",
+    "parameters of modules that this run reads": "params_executed",
+    "parameters that one token passes": "params_active",
+    "weight bytes": "weight_bytes",
+    "buffer bytes": "buffer_bytes",
+    "stored bytes": "stored_bytes",
+    "stored elements": "stored_elements",
+    "resident bytes": "resident_bytes",
+    "FLOPs": "flops",
+    "multiply-accumulates": "macs",
+    "kept FLOPs": "kept_flops",
+    "kept scores": "kept_scores",
+    "vector FLOPs": "vector_flops",
+    "vector FLOPs of quantised weights": "unpacking_flops",
+    "weight bytes read": "weight_read_bytes",
+    "activation bytes read": "input_bytes",
+    "activation bytes written": "output_bytes",
+    "key/value cache bytes read": "kv_read_bytes",
+    "key/value cache bytes": "kv_cache_bytes",
+    "bytes read and written": "io_bytes",
+    "bytes, unfused": "unfused_bytes",
+    "bytes, floor": "floor_bytes",
+}
+"""Rows of the table of exact numbers, in their order."""
+COLUMNS: Final = {
+    "Params": ("params", ""),
+    "Weights": ("weight_bytes", "B"),
+    "Stored": ("stored_bytes", "B"),
+    "FLOPs": ("flops", "FLOP"),
+    "Vector FLOPs": ("vector_flops", "FLOP"),
+    "Activations written, sum": ("output_bytes", "B"),
+    "KV cache": ("kv_cache_bytes", "B"),
+}
+FORMULAS: Final = {
+    "FLOPs": "flops", "Vector FLOPs": "vector_flops", "Activation bytes written": "output_bytes",
+    "Key/value cache bytes": "kv_cache_bytes", "Parameters": "params",
+}  # fmt: skip
+OF_SOURCES: Final = ("params", "flops", "vector_flops", "output_bytes")
+WITHOUT_NUMBERS: Final = (("Symbol", "Name", "Meaning"), ("Question", "Answer", "Meaning"))
+
+
+@cache
+def blocks() -> Report:
+    """A run with its cache in blocks, windows in one of two layers, and tokens padded in decode."""
+    settings: dict[str, Any] = {
+        "layers": 2,
+        "text_tokens": 200,
+        "new_tokens": 7,
+        "batch": 3,
+        "kv_block": 16,
+        "pad_to": "4,8",
+    }
+    return Report(api.capture("gpt-oss-20b", **settings, sources=("analytic",)))
+
+
+def padding_of(s: Data) -> list[str]:
+    """Return the lines on padding: bytes of the cache by stage, FLOPs of padded tokens."""
+    lines = []
+    for stage in ("prefill", "decode"):
+        rows = [row for row in s["padding"]["cache"] if row["stage"] == stage]
+        size, waste = (sum(row[key] for row in rows) for key in ("held_bytes", "waste_bytes"))
+        lines.append(
+            f"{stage}: the cache holds {digits(size)} B in blocks of 16 tokens; waste {digits(waste)} B, "
+            f"{percent(waste, size)} of them"
+        )
+    for row in s["padding"]["batch"]:
+        calls = f", in {row['calls']} calls" if row["calls"] > 1 else ""
+        tokens, size = digits(row["tokens"]), digits(row["size"])
+        lines.append(f"{row['stage']}: {tokens} tokens padded to {size}{calls}; waste {digits(row['flops'])} FLOP")
+    return lines
+
+
+def compare_padding(of: Page, s: Data) -> None:
+    of.compare(
+        ("Stage", "Layers", "Window", "Blocks a layer", "Tokens a layer", "Held", "Used", "Waste", "Of held"),
+        [
+            (
+                row["stage"], digits(row["layers"]), digits(row["window"]) if row["window"] else "",
+                *(digits(row[key]) for key in ("blocks", "tokens", "held_bytes", "used_bytes", "waste_bytes")),
+                percent(row["waste_bytes"], row["held_bytes"]),
+            )
+            for row in s["padding"]["cache"]
+        ],
+    )  # fmt: skip
+    of.take(*padding_of(s))
+
+
+def compare_stages(of: Page, s: Data, sums: list[tuple[str, Data]]) -> None:
+    """Compare the tables of the stages: rounded, exact, by call, by kind of operator, and by source."""
+    head = next(columns for columns, _ in of.tables if columns[:2] == ("Stage", "Share of FLOPs"))
+    of.compare(
+        head,
+        [
+            (name, "" if name == "total" else percent(costs["flops"], s["totals"]["flops"]),
+             *(short(costs[COLUMNS[title][0]], COLUMNS[title][1]) for title in head[2:]))
+            for name, costs in sums
+        ],
+    )  # fmt: skip
+    given = [title for title, key in TITLES.items() if s["totals"].get(key) is not None]
+    of.compare(
+        ("Quantity", *(name for name, _ in sums)),
+        [(title, *(digits(costs[TITLES[title]]) for _, costs in sums)) for title in given],
+    )
+    of.compare(
+        ("Stage", "Call", "Times", "Inputs", "FLOPs"),
+        [
+            (stage["id"], i["id"], digits(i["calls"]),
+             ", ".join(f"{'x'.join(map(str, t['shape']))} {t['dtype']}" for t in i["inputs"]),
+             digits(i["flops"]))
+            for stage in s["stages"] for i in stage["invocations"]
+        ],
+    )  # fmt: skip
+    of.compare(
+        ("Stage", "Operator kind", "FLOPs", "Share"),
+        [
+            (stage["id"], kind, digits(flops), percent(flops, stage["flops"]))
+            for stage in s["stages"]
+            for kind, flops in sorted(stage["flops_by_kind"].items(), key=lambda item: -item[1])
+        ],
+    )
+    of.compare(
+        ("Stage", "Source", "Params", "FLOPs", "Vector FLOPs", "Activation bytes"),
+        [
+            (stage["id"], source, *(digits(said[key]) if key in said else "—" for key in OF_SOURCES))
+            for stage in s["stages"] for source, said in sorted(stage["sources"].items())
+        ],
+    )  # fmt: skip
+
+
+def compare_formulas(of: Page, s: Data) -> None:
+    """Compare the values that formulas are given, and their results."""
+    expected: Counter[str] = Counter()
+    for stage in s["stages"]:
+        for i in stage["invocations"]:
+            for metric, formula in i["formulas"].items():
+                if formula["at_config"] == "0" or not formula["symbols"]:
+                    continue
+                values = ", ".join(f"{name} = {digits(i['symbols'][name])}" for name in formula["symbols"])
+                result = i[metric]
+                rounded = f" ({short(result, '')})" if result >= 1000 else ""
+                expected[f"With {values}: {digits(result)}{rounded}."] += 1
+                (title,) = (title for title, key in FORMULAS.items() if key == metric)
+                of.take(f"{stage['id']}, {i['id']}: {title} (version {formula['version']})", formula["latex"])
+    of.take(*expected.elements())
+
+
+STATIC: Final = {
+    "blocks": (
+        "Incomplete: bytes as if all weights were bfloat16, the checkpoint is quantised: weights in mxfp4 (published) "
+        "and 1 more."
+    ),
+    "toy": "Exact: analytic, static and dynamic agree to the integer on all 29 quantities.",
+}
+
+
+@pytest.mark.parametrize(("case", "sentence"), STATIC.items())
+def test_texts_of_static_costs(case: str, sentence: str) -> None:
+    found = blocks() if case == "blocks" else Report(toy())
+    of = Page(variants("static")["md"].text(found))
+    s = json.loads(json.dumps(to_data(STATIC_COMPUTE, found.static)))
+    sums = [*((stage["id"], stage) for stage in s["stages"]), ("total", s["totals"])]
+    compare_stages(of, s, sums)
+    compare_formulas(of, s)
+    if case == "blocks":
+        compare_padding(of, s)
+        lines = [" ".join(line.split()) for line in summary_text(found, 200).splitlines()]
+        assert [line for line in lines if "; waste " in line] == padding_of(s)
+        whole = s["whole"]
+        rows = [*whole["stages"].items(), ("total", whole["totals"])]
+        of.compare(
+            ("Stage", *COLUMNS), [(name, *(digits(costs[key]) for key, _ in COLUMNS.values())) for name, costs in rows]
+        )
+    for head in WITHOUT_NUMBERS:
+        of.table(*head)
+    of.take(
+        sentence,
+        "data movement: views, copies, padding, concatenation, casts and look-ups are 0 FLOP; look-ups count bytes",
+    )
+    # The model, the workload, the libraries, and the prefixes.
+    about = re.compile(r"Model |Workload |Made with |k = 1000|What ")
+    of.lines = [line for line in of.lines if not about.match(line)]
+    of.close()
