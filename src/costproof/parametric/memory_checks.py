@@ -306,12 +306,13 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     peaks = live_peaks(model, run, inputs_held=False)
     calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
     prompt = next((of["S"] for (stage, _), of in calls.items() if stage == "prefill" and "S" in of), None)
+    before = run.past + (prompt or 0)
     for place, tape in model.memory(run).items() if prompt is not None and run.mesh.one and not run.rows else ():
         of_call = {**model.info().symbols, **calls[place[:2]]}
         # The cache of the last step has all tokens before it; that of a decoder after an encoder is apart.
-        if "N" in of_call and of_call[CONTEXT.name] == run.past + prompt:
-            last = {**of_call, CONTEXT.name: run.past + prompt + of_call["N"] - 1}
-            yield Recount("memory", "last step", "live_bytes", peaks[place], tape.peak_bytes(last, inputs_held=False))
+        if "N" in of_call and of_call[CONTEXT.name] == before:
+            at_end = {**of_call, CONTEXT.name: before + of_call["N"] - 1}
+            yield Recount("memory", "last step", "live_bytes", peaks[place], tape.peak_bytes(at_end, inputs_held=False))
     for stage in found.stages:
         again = max((n for (of, _, _), n in peaks.items() if of == stage.id), default=0)
         yield Recount("memory", f"{where}, {stage.id}", "live_bytes", stage.live_bytes or 0, again)

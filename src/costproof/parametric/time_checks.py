@@ -83,8 +83,8 @@ def clock_recounts(
     moved = [counts.total(FLOOR, stage.id) for stage in stages] if FLOOR in counts.metrics else [None]
     if run.full is not None and all(moved):
         unread = (kinds.values() for of_parts in counts.rows.values() for kinds in of_parts.values())
-        again = sum(map(int, filter(None, moved))) - sum(c.get(UNPACKED) or 0 for rows in unread for c in rows)
-        yield Recount("", "all FLOPs and compulsory bytes", "bytes", run.full.bytes or 0, again)
+        every_byte = sum(map(int, filter(None, moved))) - sum(c.get(UNPACKED) or 0 for rows in unread for c in rows)
+        yield Recount("", "all FLOPs and compulsory bytes", "bytes", run.full.bytes or 0, every_byte)
     for stage in (*stages, run):
         clocks = [_clocks(p.at_roof, of) for p in parts if stage.id in ("", p.stage)]
         where, known = "modules one after another", [c for c in clocks if c is not None]
