@@ -47,9 +47,9 @@ Any other format or key, and a tied head that no list leaves out, is exit code 3
 key says is stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3; where `scale_fmt`
 is `ue8m0`, F8_E8M0 as in DeepSeek-V4 and transformers, but float32 in DeepSeek-V3.1 and V3.2), a tied head, biases of
 zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
-nested maxima is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5 and
-4.6, Qwen3-Next, Qwen3.5, MiMo and MiMo-V2-Flash: a layer like the last one with full attention (MiMo-V2-Flash: with a
-window and a dense MLP), a projection, norms, and in the first three copies of the tables.
+nested maxima is open. Multi-token prediction modules (MTP) count with `--mtp N`, in `fits` too, for DeepSeek-V3, Kimi
+K2, GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5, MiMo and MiMo-V2-Flash: a layer like the last one with full attention
+(MiMo-V2-Flash: with a window and a dense MLP), a projection, norms, and in the first three copies of the tables.
 
 ## Headers against the layout
 
@@ -69,9 +69,9 @@ code 1):
 
 `costproof stored hf:FOLDER --files FILE.gguf` takes types from the file (no configuration has them) and shapes from the
 configuration, and lists the bytes of keys, table and alignment up to the size of the file. `costproof report hf:FOLDER`
-compares weights with parameters. Names are known of Llama, Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1
-to 3, DeepSeek V2 and V3, and gpt-oss; others are exit code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied
-copies have known causes.
+compares weights with parameters, and `costproof fits hf:FOLDER` takes the table's bytes. Names are known of Llama,
+Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to 3, DeepSeek V2 and V3, and gpt-oss; others are exit code
+3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied copies have known causes.
 
 ## What is independent
 
