@@ -115,7 +115,11 @@ def test_formulas_and_layouts_agree_module_by_module(name: str) -> None:
         ledger, (layout, run) = evaluate_formulas(target, target.workload()), of_module(target, model)
         assert of_formulas(ledger) == layout.modules, scheme
         assert tuple(m for m in ledger.metrics if m in STORAGE) == layout.metrics, scheme
-        if run.metrics:
+        if run.metrics:  # biases and scales that transformers loads in float32 apart, as the run states
+            for stated in run.differences:
+                assert (stated.metric, stated.why) == ("resident_bytes", LOADED)
+                held = run.modules[stated.module]
+                held["resident_bytes"] = (held["resident_bytes"] or 0) - stated.amount
             assert run.modules == layout.modules, scheme
         else:
             assert any(note.startswith((NOT_OF_RUN, "stored bytes are not known")) for note in run.notes), scheme
