@@ -411,7 +411,7 @@ def test_the_peak_is_that_of_each_operator(tmp_path: Path) -> None:
     assert found.run.floor.seconds == str(Fraction(scores * (16384 + 1) // 2, 312 * 10**12))
     assert found.run.full is not None
     assert found.run.full.seconds == str(Fraction(scores * 16384, 312 * 10**12))  # 7.05 ms
-    assert (found.math, found.workload.dtype) == ("bfloat16", "float32")
+    assert (found.math, found.workload.dtype) == ("bfloat16", "bfloat16")
 
 
 def test_arithmetic_in_place_of_the_run_s() -> None:
