@@ -254,7 +254,7 @@ def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[s
         known = bearing(one.nodes, metric) if metric in found.one_device.get("", {}) else ()
         experts = sum(n.cost(metric) or 0 for n in known if n.role.endswith(".experts"))
         elsewhere = Fraction(experts * (mesh.batches - 1), mesh.batches)
-        again = total(metric) - total(metric, *data) - elsewhere
+        again: int | Fraction = total(metric) - total(metric, *data) - elsewhere
         yield Recount("", DATA_COPIES, metric, of.get((DATA_COPIES, metric), 0), again)
         again = 0 if parts else total(metric, *data) - total(metric, *data, "cp")
         yield Recount("", SEQUENCE_COPIES, metric, of.get((SEQUENCE_COPIES, metric), 0), again)
