@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
@@ -197,6 +198,21 @@ def test_copies_of_aiconfigurator(tmp_path: Path) -> None:
     for number, cause in ((2 * each, "min(top-k, ep - 1) copies"), (each * 39 // 28, "tokens sent by rank")):
         found = judged(tmp_path, "mixtral", sent(number), mesh, prompt)
         assert {cause, "choices not sent"} in sets(found)
+
+
+def test_copies_from_ranks_that_share_tokens(tmp_path: Path) -> None:
+    """Two ranks along ``tp`` send copies of 14 of their 28 tokens each, of 4,096 x 2 bytes, to the experts and back.
+
+    Both are in all-reduces of all 28 tokens, of which 2 x 1 / 2 are sent: of the embedding, and of the attention and
+    the experts in 32 layers. They gather halves of 32,000 logits. Of 28 pairs of experts 15 leave out two.
+    """
+    copies = 3 * (1 - Fraction(15, 28))
+    others = 28 * (65 * 8192 + 32_000 * 2 // 2)
+    found = judged(
+        tmp_path, "mixtral", sent(int(others + 14 * copies * 32 * 2 * 8192)), "tp: '2', dp: '2', ep: '4', batch: '2'",
+        "text_tokens: '28', new_tokens: '0'",
+    )  # fmt: skip
+    assert {"tokens sent by rank", "choices not sent"} in sets(found)
 
 
 def test_a_padded_vocabulary(tmp_path: Path) -> None:

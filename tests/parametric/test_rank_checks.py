@@ -21,11 +21,13 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import plans, sharding
 from costproof.models.pages import formulas as pages
 from costproof.models.registry import load_target
+from costproof.models.target import SEQUENCE_COPIES
 from costproof.parametric import rank_checks, targets
 from costproof.parametric.memory_checks import room_recounts
 from costproof.parametric.rank_checks import copies_by_sets, gathered, scattered
 from costproof.parametric.time_checks import least_seconds
 from costproof.reports.static import ranks_text
+from costproof.run import fits
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +218,10 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(sharding.Shards, "axis_of", lambda self, role, kind: "dp"),
         "llama-3.1-8b", {"tp": 2, "dp": 2, "batch": 2},
     ),
+    "copies along dp named as along cp": (
+        _replaced(targets, "DATA_COPIES", SEQUENCE_COPIES),
+        "qwen3-30b-a3b", {"tp": 2, "dp": 4, "ep": 4, "batch": 4},
+    ),
     "experts along tp": (_along_tp("ep"), "qwen3-30b-a3b", {"tp": 2, "ep": 2}),
     "parts of a sequence along tp": (_along_tp("cp"), "llama-3.1-8b", {"tp": 2, "cp": 2}),
     "stages along tp": (_along_tp("pp"), "llama-3.1-8b", {"tp": 2, "pp": 2}),
@@ -289,6 +295,16 @@ def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
     plant(monkeypatch)
     with pytest.raises(Bug):
         counted(target, work)
+
+
+def test_ranks_that_hold_the_least_do_not_bind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two parts of a sequence keeps the new tokens; a run of the first one names it."""
+    target: Any = load_target("llama-3.1-8b")
+    workload = target.workload(text_tokens=48, new_tokens=2, cp=2, rank=0)
+    assert fits._binding_ranks(target, workload) == (1,)
+    monkeypatch.setattr(fits, "max", min, raising=False)
+    with pytest.raises(Bug):
+        fits._binding_ranks(target, workload)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from fractions import Fraction
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from costproof.ledger.mesh import Mesh
 from costproof.ledger.metrics import EVERY_METRIC
 from tests.support.running import costproof
 
@@ -66,28 +68,54 @@ def reported(folder: Path, *line: str) -> tuple[str, str, dict[str, Any], dict[s
     return found.stdout, read["static_compute.md"], json.loads(read["static_compute.json"]), capture.get("parallel", {})
 
 
-STAGES_OF_TWO: Final = (
-    "llama-3.1-8b",
-    "--pp",
-    "2",
-    "--dp",
-    "2",
-    "--batch",
-    "3",
-    "--text-tokens",
-    "8",
-    "--new-tokens",
-    "2",
-)
+SMALL: Final[dict[str, Any]] = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 130,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+"""A model of two layers; 130 entries on 4 ranks are 33, 33, 33 and 31."""
+SMALL_EXPERTS: Final = SMALL | {
+    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 32, "num_experts": 8,
+    "num_experts_per_tok": 2, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True,
+}  # fmt: skip
+"""Of a token's two experts both, one or none are among the two of a rank."""
+RUN: Final = ("--text-tokens", "8", "--new-tokens", "2")
+STAGES_OF_TWO: Final = ("--pp", "2", "--dp", "2", "--batch", "3", *RUN)
 """Ranks 0 and 2 run two of three sequences; 0 and 1 have the embedding and send, 2 and 3 have the head."""
-EXPERTS: Final = (
-    "qwen3-30b-a3b", "--tp", "2", "--dp", "2", "--ep", "4", "--batch", "2", "--text-tokens", "7", "--new-tokens", "1",
-)  # fmt: skip
+EXPERTS: Final = ("--tp", "2", "--dp", "2", "--ep", "4", "--batch", "2", "--rank", "3", *RUN)
+UNEVEN: Final = ("--tp", "4", "--batch", "2", *RUN)
 
 
-@pytest.mark.parametrize("line", [STAGES_OF_TWO, EXPERTS], ids=["stages", "experts"])
-def test_ranks_of_a_report_are_those_of_its_json(line: tuple[str, ...], tmp_path: Path) -> None:
-    said, text, data, parallel = reported(tmp_path, *line)
+def configured(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    """Write a configuration to a folder, and return the arguments for it."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return config["model_type"].replace("_", "-"), "--config", "config.json"
+
+
+def in_file(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    """Return the arguments of ``fits`` for a run of four sequences of a configuration."""
+    name, *option = configured(folder, config)
+    return f"{name}@chat,batch=4,text_tokens=8,new_tokens=3", *option
+
+
+@pytest.mark.parametrize(
+    ("config", "line", "mesh"),
+    [
+        (SMALL, STAGES_OF_TWO, "pp 2, dp 2"),
+        (SMALL_EXPERTS, EXPERTS, "tp 2, ep 4, dp 2"),
+        (SMALL, UNEVEN, "tp 4"),
+    ],
+    ids=["stages", "experts", "uneven"],
+)
+def test_ranks_of_a_report_are_those_of_its_json(
+    config: dict[str, Any], line: tuple[str, ...], mesh: str, tmp_path: Path
+) -> None:
+    said, text, data, parallel = reported(tmp_path, *configured(tmp_path, config), *line)
+    assert f"## Ranks: 4 devices, {mesh}" in text.splitlines()
+    assert f"All 4 devices ({mesh}), by the formulas:" in said.splitlines()
+    rank = 3 if line == EXPERTS else 0
+    assert data.get("rank", 0) == parallel.get("rank", 0) == rank
+    assert f"Collectives of rank {rank}" in text.splitlines()
     costs = {rank: row["stages"] for row in data["ranks"] for rank in row["ranks"]}
     world = len(costs)
     assert world == 4
@@ -102,13 +130,17 @@ def test_ranks_of_a_report_are_those_of_its_json(line: tuple[str, ...], tmp_path
             assert exact(row[size]) == end, row
             assert named(row[ranks], world) == {rank for rank, cost in known.items() if cost == end}, row
             sets.add(row[ranks])
-    if line == STAGES_OF_TWO:
-        assert {"0, 2", "2 to 3"} <= sets  # by hand, see above
+    expected = {STAGES_OF_TWO: {"0, 2", "2 to 3"}, UNEVEN: {"0 to 2", "3", "all"}}  # by hand, see above
+    assert expected.get(line, {"all"}) <= sets
     told = re.findall(
-        r"^  (\w+): .*; a rank sends(?: at most)? ([\d.]+ \w+)(?: \((?:rank|each of ranks) ([^)]+)\))?$", said, re.M
+        r"^  (\w+): (.*); a rank sends(?: at most)? ([\d.]+ \w+)(?: \((?:rank|each of ranks) ([^)]+)\))?$", said, re.M
     )
-    assert [stage for stage, _, _ in told] == ["prefill", "decode"]
-    for stage, size, ranks in told:
+    assert [stage for stage, *_ in told] == ["prefill", "decode"]
+    for stage, kinds, size, ranks in told:
+        times: dict[str, int] = {}
+        for c in parallel["collectives"]:
+            times |= {c["kind"]: times.get(c["kind"], 0) + c["count"]} if c["stage"] == stage else {}
+        assert kinds == ", ".join(f"{count} {kind}" for kind, count in times.items())
         sent = {rank: of[stage]["comm_bytes"] for rank, of in costs.items()}
         assert rounds(size, max(sent.values()))
         assert named(ranks or "all", world) == {rank for rank, cost in sent.items() if cost == max(sent.values())}
@@ -119,6 +151,14 @@ def test_ranks_of_a_report_are_those_of_its_json(line: tuple[str, ...], tmp_path
     assert rounds(most, max(held.values()))
     assert rounds(least or most, min(held.values()))
     assert named(ranks or "all", world) == {rank for rank, cost in held.items() if cost == max(held.values())}
+    if line == UNEVEN:  # two rows of 64 elements of 2 bytes fewer, in the table and the head
+        assert max(held.values()) - min(held.values()) == 2 * 2 * 64 * 2
+        assert ranks == "0 to 2"
+    copies = table(text, "Copies", "Stage", "Of", "Amount")
+    assert [(c["Copies"], c["Stage"], titles[c["Of"]], exact(c["Amount"])) for c in copies] == [
+        (d["what"], d["stage"], d["metric"], d["amount"]) for d in data["duplicates"]
+    ]
+    assert copies
     calls = table(text, "Stage", "Call", "Module", "Collective", "Group", "Dtype", "Times", "Payload", "Sent")
     assert [
         (c["Stage"], c["Call"], c["Module"], c["Collective"], c["Group"].split(", ")[0], int(c["Group"].split()[-2]),
@@ -133,7 +173,7 @@ def test_ranks_of_a_report_are_those_of_its_json(line: tuple[str, ...], tmp_path
 
 
 def test_columns_of_the_dispatch_table(tmp_path: Path) -> None:
-    _, text, _, parallel = reported(tmp_path, *EXPERTS)
+    _, text, _, parallel = reported(tmp_path, *configured(tmp_path, SMALL_EXPERTS), *EXPERTS)
     heads = ("Stage", "Call", "Form", "Routing", "Copies", "Sent", "Sent, fp8 dispatch", "FLOPs of experts")
     rows, known = table(text, *heads), parallel["dispatches"]
     assert len(rows) == len(known) > 0
@@ -194,6 +234,87 @@ def test_ranks_of_fits_are_those_of_its_json(tmp_path: Path) -> None:
     said = re.search(r"ranks? ([\d, to]+) holds? the most", " ".join(text.split()))
     assert said is not None
     assert named(said[1], 6) == holders == {*data["binding_ranks"]}
+
+
+@pytest.mark.parametrize(
+    ("on", "mesh", "node"),
+    [
+        ("2x2xh100-sxm", ("--tp", "4"), 2),
+        ("4xh100-sxm", ("--tp", "4"), 8),
+        ("4x2xh100-sxm", ("--tp", "2", "--dp", "4"), 2),
+    ],
+    ids=["across", "one", "within"],
+)
+def test_devices_of_links_and_columns_of_their_csv(on: str, mesh: tuple[str, ...], node: int, tmp_path: Path) -> None:
+    """Four devices are in a node of 8. Of four nodes of two, ranks along tp are in one, those along dp send nothing."""
+    line = ("-q", "roofline", *in_file(tmp_path, SMALL), *mesh, "--on", on)
+    links = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)["links"]
+    told = re.search(
+        r"(\d+) devices in (?:one node|nodes of (\d+)): ([\d.]+ GB)/s from each to the others(?: of its node)?, "
+        r"(?:([\d.]+ GB)/s to other nodes, |(none sent) to other nodes, )?in one direction",
+        costproof(*line, "-f", "md", cwd=tmp_path).stdout,
+    )
+    assert told is not None
+    assert int(told[1]) == links["count"] == (8 if on.startswith("4x2") else 4)
+    assert links["node"] == node
+    assert told[2] == (str(node) if "2x" in on else None)
+    assert rounds(told[3], links["interconnect"])
+    assert (told[4] is None) == (links["network"] is None) == (on != "2x2xh100-sxm")
+    assert told[4] is None or rounds(told[4], links["network"])
+    assert (told[5] is not None) == (on.startswith("4x2"))
+    written = csv.DictReader(costproof(*line, "-f", "csv", cwd=tmp_path).stdout.splitlines())
+    rows = {row["stage"]: row for row in written if row["level"] in ("run", "stage")}
+    columns = {"sent": "sent_bytes", "links_s": "seconds", "exposed_s": "exposed_s", "overlapped_s": "overlapped_s",
+               "bound_with_links": "bound"}  # fmt: skip
+    assert {*rows} == {of["id"] for of in links["stages"]} == {"", "prefill", "decode"}
+    for of in links["stages"]:
+        assert {x: rows[of["id"]][x] for x in columns} == {x: str(of[key]) for x, key in columns.items()}
+
+
+def test_the_counted_rank_that_does_not_bind(tmp_path: Path) -> None:
+    """The second ranks along ``cp`` keep the new tokens; the sentence names these, and the first line the mesh."""
+    line = ("-q", "fits", *in_file(tmp_path, SMALL), "--fsdp", "2", "--cp", "2", "--rank", "0", "--memory", "500kB")
+    data = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)
+    text = " ".join(costproof(*line, "-f", "md", cwd=tmp_path).stdout.split())
+    assert "rank 0 of 4 devices (cp 2, fsdp 2)" in text
+    said = re.search(r"of rank (\d), which holds less: of 4 ranks, ranks ([\d, to]+) hold the most .*; rank=(\d)", text)
+    assert said is not None
+    assert int(said[1]) == data["rank"] == 0
+    assert named(said[2], 4) == {*data["binding_ranks"]} == {1, 3}
+    assert int(said[3]) in data["binding_ranks"]
+
+
+def test_meshes_that_were_tried(tmp_path: Path) -> None:
+    line = ("-q", "fits", *in_file(tmp_path, SMALL_EXPERTS), "--on", "4xh100-sxm", "--memory", "130kB")
+    tried = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)["tried"]
+    rows = table(costproof(*line, "-f", "md", cwd=tmp_path).stdout, "Mesh", "Weights and buffers of a rank", "Verdict")
+    found = []
+    for row in rows:
+        for mesh in row["Mesh"].split("; "):
+            sizes = dict(part.split() for part in mesh.split(", "))
+            weights = row["Weights and buffers of a rank"]
+            refused = row["Verdict"].startswith("cannot be: ")
+            found.append((int(sizes["tp"]), int(sizes.get("ep", 1)), exact(weights) if weights else None,
+                          None if refused else row["Verdict"]))  # fmt: skip
+    assert found == [(x["tp"], x["ep"], x["weights_bytes"], x["verdict"]) for x in tried]
+    assert [x[:2] for x in found] == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 3), (4, 1)]  # three ranks divide no 4 heads
+
+
+def test_a_mesh_as_text() -> None:
+    mesh = Mesh(tp=2, ep=4, pp=3, dp=6, cp=5, fsdp=7)
+    assert dict(part.split() for part in mesh.text.split(", ")) == {
+        "tp": "2", "ep": "4", "pp": "3", "dp": "6", "cp": "5", "fsdp": "7",
+    }  # fmt: skip
+    assert Mesh(cp=2).text == "cp 2"
+
+
+@pytest.mark.parametrize("varied", ["tp=1,2", "text_tokens=4,8"])
+def test_a_sweep_names_the_counted_rank(varied: str, tmp_path: Path) -> None:
+    """A point counts one rank, where its devices vary."""
+    line = ("-q", "sweep", *configured(tmp_path, SMALL), "--over", varied, "--metric", "params", "--no-plot")
+    assert costproof(*line, "-o", "sweep.json", cwd=tmp_path).code == 0
+    told = json.loads((tmp_path / "sweep.json").read_text())["counted"]
+    assert told.endswith("; one rank of the devices of each point") == varied.startswith("tp")
 
 
 def test_what_the_copies_explain_is_named(tmp_path: Path) -> None:

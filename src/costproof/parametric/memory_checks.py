@@ -348,9 +348,14 @@ def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recoun
     yield Recount("memory", "some rank does not fit", "verdict", found.verdict == "does not fit", worst)
     if found.binding_ranks and not found.workload.past:
         sums = {rank: (of.weights_bytes or 0) + (of.cache_bytes or 0) for rank, of in every.items()}
-        for rank, size in sums.items():
-            binds = size == max(sums.values())
-            yield Recount("memory", f"rank {rank}", "holds most weights and cache", rank in found.binding_ranks, binds)
+        yield from binding(sums, found.binding_ranks)
+
+
+def binding(sums: Mapping[int, int], found: Collection[int]) -> Iterator[Recount]:
+    """Yield a check for each rank whether it is found among those with the most bytes of weights and cache."""
+    for rank, size in sums.items():
+        binds = size == max(sums.values())
+        yield Recount("memory", f"rank {rank}", "holds most weights and cache", rank in found, binds)
 
 
 def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:

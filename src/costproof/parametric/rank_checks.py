@@ -247,10 +247,14 @@ def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[s
         first = (r for r in held if not any(getattr(mesh.coordinates(r), axis) for axis in axes))
         return sum(held[r].get(metric, 0) for r in first)
 
-    for metric in ("params", "weight_bytes", "buffer_bytes") if mesh.batches == 1 else ():
+    for metric in ("params", "weight_bytes", "buffer_bytes") if mesh.batches == 1 or mesh.cp == 1 else ():
         parts = mesh.fsdp > 1 and metric != "buffer_bytes"
         data = ("dp",) if parts else ("dp", "fsdp")
-        again = total(metric) - total(metric, *data)
+        # The first ranks along ``dp`` have a part of the experts that batches share; all of them count once.
+        known = bearing(one.nodes, metric) if metric in found.one_device.get("", {}) else ()
+        experts = sum(n.cost(metric) or 0 for n in known if n.role.endswith(".experts"))
+        elsewhere = Fraction(experts * (mesh.batches - 1), mesh.batches)
+        again: int | Fraction = total(metric) - total(metric, *data) - elsewhere
         yield Recount("", DATA_COPIES, metric, of.get((DATA_COPIES, metric), 0), again)
         again = 0 if parts else total(metric, *data) - total(metric, *data, "cp")
         yield Recount("", SEQUENCE_COPIES, metric, of.get((SEQUENCE_COPIES, metric), 0), again)

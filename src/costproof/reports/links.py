@@ -36,9 +36,9 @@ def link_blocks(found: LinkBounds, *, text: bool, title: str = "") -> list[Block
 def devices_sentence(found: LinkBounds) -> str:
     """Return a sentence on the devices and the bandwidths between them."""
     inside = f"{human(found.interconnect, 'B/s')} from each to the others"
-    if found.network is None:
+    if found.node is None or found.node >= found.count:
         return f"{found.count} devices in one node: {inside}, in one direction."
-    outside = f"{human(found.network, 'B/s')} to other nodes"
+    outside = "none sent to other nodes" if found.network is None else f"{human(found.network, 'B/s')} to other nodes"
     return f"{found.count} devices in nodes of {found.node}: {inside} of its node, {outside}, in one direction."
 
 

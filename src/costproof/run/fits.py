@@ -43,6 +43,7 @@ from costproof.models.target import Exportable, Sharded, Target, WithBlocks, Wit
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.cache_checks import format_recounts
 from costproof.parametric.memory_checks import (
+    binding,
     graph_recounts,
     memory_recounts,
     peak_recounts,
@@ -419,7 +420,9 @@ def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]
         weights = row.stages[""]["weight_bytes"]
         cache = sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
         held.setdefault(weights + cache, []).extend(row.ranks)
-    return tuple(sorted(held[max(held)]))
+    found = tuple(sorted(held[max(held)]))
+    check_recounts(binding({rank: size for size, ranks in held.items() for rank in ranks}, found))
+    return found
 
 
 def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:
