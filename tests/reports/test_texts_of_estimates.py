@@ -408,17 +408,14 @@ def test_texts_of_fits(case: str) -> None:
     assert len({cell for row in stages for cell in row}) == len(stages) * len(columns)
     of.compare([label(name) for name in columns], stages)
     if f["tried"]:
-        of.compare(
-            ("Mesh", "Weights and buffers of a rank", "Verdict"),
-            [
-                (
-                    f"tp {x['tp']}" + (f", ep {x['ep']}" if x["ep"] > 1 else ""),
-                    "" if x["weights_bytes"] is None else digits(x["weights_bytes"]),
-                    x["verdict"] or f"cannot be: {x['why']}",
-                )
-                for x in f["tried"]
-            ],
-        )
+        rows: dict[str, tuple[list[str], str, str]] = {}  # one for all meshes that are refused for one reason
+        for x in f["tried"]:
+            name = f"tp {x['tp']}" + (f", ep {x['ep']}" if x["ep"] > 1 else "")
+            said = x["verdict"] or "cannot be: " + re.sub("; got [0-9]+$", "", x["why"])
+            weights = "" if x["weights_bytes"] is None else digits(x["weights_bytes"])
+            rows.setdefault(name if x["verdict"] else said, ([], weights, said))[0].append(name)
+        meshes = [("; ".join(names), weights, said) for names, weights, said in rows.values()]
+        of.compare(("Mesh", "Weights and buffers of a rank", "Verdict"), meshes)
     if len(f["ranks"]) > 1:
         of.compare(
             [label(name) for name in ("Ranks", "Weights", "Cache", "At most", "Verdict")],
@@ -438,7 +435,12 @@ def test_texts_of_fits(case: str) -> None:
         counted = of.find(r"Counted: .*, rank (\d+) of (\d+) devices")
         assert (int(counted[1]), int(counted[2])) == (f["rank"], world)
         title = of.find(r"llama-3.1-8b at custom(?: on (\d+) x h100-sxm)?$")
-        assert title[1] == (f"{world}" if case == "mesh" else None)
+        assert title[1] == (f"{f['count']}" if case == "mesh" else None)
+    if f["tried"]:
+        runs, idle = f["count"] // world, f["count"] % world
+        many = [f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in ((runs, "such run"), (world, "rank"))]
+        rest = "none of them is idle" if not idle else f"{idle} of them {'is' if idle == 1 else 'are'} idle"
+        of.take(f"The {f['count']} devices hold {many[0]} of {many[1]}; {rest}.")
     of.close()
 
 

@@ -51,7 +51,7 @@ FP8_ROWS = config("Float8DynamicActivationFloat8WeightConfig", granularity=ROWS)
         ({**INT4, "_data": {"group_size": 32, "int4_packing_format": TILED}}, 9, 96,
          16 * 1024 // 2 + 2 * 2 * 32 * 16, ""),
         # int8: a scale of four bytes and a zero point of one for each row, or for the matrix.
-        (INT8, 9, 13, 9 * 13 + 5 * 9, ""), (DYNAMIC, 9, 13, 9 * 13 + 5, "other"),
+        (INT8, 9, 13, 9 * 13 + 5 * 9, ""), (DYNAMIC, 9, 13, 9 * 13 + 5, "int8"),
         (config("Int8WeightOnlyConfig", granularity=unit("PerGroup", group_size=13)), 9, 39, 9 * 39 + 5 * 9 * 3, ""),
         # fp8: a scale for each row; dynamic without a granularity has one for the matrix.
         (FP8, 9, 13, 9 * 13 + 4 * 9, ""), (FP8_ROWS, 16, 48, 16 * 48 + 4 * 16, "float8"),

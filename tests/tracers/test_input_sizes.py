@@ -59,10 +59,11 @@ def test_the_formulas_are_evaluated_at_these_sizes(family: str) -> None:
         assert found.items() <= said[call].items(), call
 
 
-def one_too_many(workload: Workload, call: int, symbol: str) -> tuple[Invocation, ...]:
-    """Return the calls of a run on text, of which one has a size that is one too large."""
+def one_too_many(workload: Workload, call: int, *symbols: str) -> tuple[Invocation, ...]:
+    """Return the calls of a run on text, of which one has sizes that are one too large."""
     right = list(invocations(workload))
-    right[call] = replace(right[call], symbols=right[call].symbols | {symbol: right[call].symbols[symbol] + 1})
+    known = right[call].symbols
+    right[call] = replace(right[call], symbols=known | {symbol: known[symbol] + 1 for symbol in symbols})
     return tuple(right)
 
 
@@ -73,7 +74,8 @@ def test_a_prompt_one_too_long_is_found_without_a_run(monkeypatch: pytest.Monkey
     drawn = min(pieces, key=lambda p: sum(p.target.info().symbols.values()))
     run = Prepared(drawn.target, drawn.workload, ("analytic", "static"))
     length = drawn.workload.text_tokens
-    monkeypatch.setattr(causal, "invocations", lambda workload, _: one_too_many(workload, 0, "S"))
+    # With as many positions of logits; of other numbers the evaluation of formulas itself says that they differ.
+    monkeypatch.setattr(causal, "invocations", lambda workload, _: one_too_many(workload, 0, "S", "L"))
     found = compare(count_sources(run).capture)
     assert (found.verdict, exit_code(found)) == ("unexplained", 1)
     place = f"S of prefill[prompt] is {length + 1:,} where costs are evaluated, {length:,} in the inputs of the static"

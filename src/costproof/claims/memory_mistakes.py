@@ -195,7 +195,8 @@ def _of_stages(terms: ClaimTerms, everywhere: Mapping[str, int]) -> Iterator[Mis
         if tp == 1:
             every = times(_counted, whole / own)
             yield Mistake("all stages", "stages", "the whole model is counted in place of a stage", (every,))
-    layers = Fraction(everywhere["text_layers"], stages * everywhere[STAGE_LAYERS])
+    of_decoder = next(n for name, n in everywhere.items() if name.removeprefix("text_") == "layers")
+    layers = Fraction(of_decoder, stages * everywhere[STAGE_LAYERS])
     equal = times(lambda t: _counted(t) and t.within("layer"), layers)
     yield Mistake("layers / pp", "stages", "stages are taken to have equally many layers", (equal,))
 

@@ -169,7 +169,8 @@ class ClaimCase:
 
 def _of_stage(capture: Capture, claim: PublishedClaim) -> dict[str, int]:
     """Return what mistakes in the share of a pipeline stage need; empty without stages, or if a part is claimed."""
-    found, layers = capture.parallel, capture.target.symbols.get("text_layers")
+    symbols = capture.target.symbols
+    found, layers = capture.parallel, next((n for s, n in symbols.items() if s.removeprefix("text_") == "layers"), None)
     if found is None or found.mesh.pp == 1 or layers is None or claim.module or claim.invocation:
         return {}
     places = [stage for stage in ("", *capture.target.stages) if claim.metric in found.one_device.get(stage, {})]

@@ -100,7 +100,10 @@ class PageStructure:
 
     @property
     def splits_embedding(self) -> bool:
-        """Return whether the rank has some rows of the embedding's table."""
+        """Return whether the rank has some rows of the embedding's table.
+
+        Branches: ranks along tp share it.
+        """
         return self.rank is not None and self.rank.shards.mesh.tp > 1
 
     @property
@@ -321,6 +324,8 @@ def page_decoder_parts(
     Args:
         positions: number of positions per sequence that get logits.
         glue: layer of the module that contains decoder and towers; it owns the newline and the separator.
+
+    Branches: of several ranks, the gather of a single row needs no concatenation.
 
     Source: Dai et al. 2024, DeepSeekMoE; ``UnlimitedOcrTextModel`` (transformers), ``DeepseekV2Model`` (vendor),
     ``LlamaAttention`` (transformers 4.46).
