@@ -86,7 +86,8 @@ def test_every_command_is_here() -> None:
 
 
 @pytest.mark.parametrize("command", LINES)
-def test_commands_fit(command: str, tmp_path: Path) -> None:
+def test_commands_fit(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSTPROOF_CACHE", str(tmp_path / "cache"))  # that of all tests grows meanwhile
     (tmp_path / "c.yaml").write_text(CLAIMS, encoding="utf-8")
     (tmp_path / "p.yaml").write_text(POLICY, encoding="utf-8")
     write_capture(tmp_path / "toy.json", toy())
