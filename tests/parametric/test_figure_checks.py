@@ -319,8 +319,10 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         lambda: costproof.stored("qwen3-30b-a3b"),
     ),
     "biases of experts twice": (
-        _after(layout_module, "stored_tensors", lambda of: [
-            tensor for one in of for tensor in (one, one)[: 1 + (one.purpose == "bias")]]),
+        _after(layout_module, "stored_modules", lambda of: [
+            replace(m, plain=[t for one in m.plain for t in (one, one)[: 1 + (one.purpose == "bias")]],
+                    quantised=[t for one in m.quantised for t in (one, one)[: 1 + (one.purpose == "bias")]])
+            for m in of]),
         lambda: costproof.stored("gpt-oss-20b"),
     ),
     "bytes of a part twice": (

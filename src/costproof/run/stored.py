@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.analytic import quantised as closed_forms
 from costproof.configs.known_keys import harmless
 from costproof.ledger.attributes import attribute
 from costproof.ledger.environment import require
@@ -24,10 +25,12 @@ from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, part
 from costproof.storage.formats import Gptq
 from costproof.storage.headers import HeaderTensor, gguf_sections, read_checkpoint, read_header
 from costproof.storage.scheme import PLAIN, UnknownFormat
-from costproof.storage.tensors import BLOCKS, DTYPE_BITS, StoredTensor, totals
+from costproof.storage.tensors import BLOCKS, DTYPE_BITS, STORED_AS, StoredTensor, totals
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from costproof.tracers.stored_module import StoredModule
 
 
 def stored(
@@ -73,7 +76,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         model_names,
         named_as_class,
         next_token_tensors,
-        stored_tensors,
+        stored_modules,
         tied_head,
     )
     from costproof.weights.library_reading import library_reading
@@ -101,7 +104,9 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         else:
             scheme = target.stored.scheme(facts.model_type)
             readings = (library_reading(target.stored, model), scheme)
-            tensors, by_rules = (list(stored_tensors(model, of)) for of in readings)
+            by_module = [list(stored_modules(model, of)) for of in readings]
+            tensors, by_rules = ([t for m in of for t in (*m.quantised, *m.plain)] for of in by_module)
+            check_recounts(_layout_recounts(by_module[1], scheme.cache))
             further: list[StoredTensor] = []
             if next_token:
                 further, further_by_rules = (list(next_token_tensors(model, of, next_token)) for of in readings)
@@ -162,6 +167,29 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     check_recounts([Recount("checkpoint", "quantised weights", "largest matrix", made.largest_matrix, sum(largest))])
     check_recounts(_further_recounts(attribute(model, "config", None), facts.model_type, facts.next_token_modules))
     return made
+
+
+def _layout_recounts(modules: Iterable[StoredModule], cache: str) -> Iterator[Recount]:
+    """Yield second counts of the quantised tensors of each module, by the closed forms of their formats.
+
+    Both readings of the settings share the layouts of formats: without these counts, only headers would show a tensor
+    that a layout lacks or has twice.
+
+    Args:
+        cache: kind of the scales of a quantised cache.
+    """
+    names: dict[str, Any] = {stored: name for name, stored in STORED_AS.items()}
+    for module in modules:
+        elements, size = closed_forms.cache_scales(cache, names[module.cache_dtype]) if module.cache_dtype else (0, 0)
+        for matrix in module.matrices if module.replaced else ():  # a tied projection stores nothing
+            shape, of = matrix.linear, matrix.format
+            if of is not None:
+                form = closed_forms.MatrixShape(shape.rows, shape.columns, shape.bias, names[shape.dtype])
+                for counted, held in closed_forms.parts_of(of, form).values():
+                    elements, size = elements + matrix.count * int(counted), size + matrix.count * int(held)
+        where, found = module.path or "(root)", module.quantised
+        yield Recount("checkpoint", where, "elements in its format", sum(t.elements for t in found), elements)
+        yield Recount("checkpoint", where, "bytes in its format", sum(t.bytes for t in found), size)
 
 
 def _unpacked(tensor: StoredTensor) -> int:

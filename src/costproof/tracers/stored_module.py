@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.analytic.quantised import MatrixShape, cache_scales, parts_of
 from costproof.ledger.attributes import attribute
-from costproof.ledger.errors import BadInput, Recount, check_recounts
-from costproof.ledger.workload import Dtype
+from costproof.ledger.errors import BadInput
 from costproof.snapshots.copies import held_bytes
 from costproof.storage import gguf
 from costproof.storage.checkpoint import ModelNames
 from costproof.storage.formats import Format, LinearShape, cache_tensors
 from costproof.storage.headers import HeaderTensor
 from costproof.storage.scheme import LinearModule, Rule, Scheme, UnknownFormat, in_numbered_layer
-from costproof.storage.tensors import Size, StoredTensor
+from costproof.storage.tensors import StoredTensor
 from costproof.weights.library_reading import LibraryReading
 from costproof.weights.stored import NEXT_TOKEN
 
@@ -33,7 +30,6 @@ _DTYPES: Final = {
     "float8_e5m2fnuz": "F8_E5M2FNUZ", "uint64": "U64", "uint32": "U32", "uint16": "U16",
 }  # fmt: skip
 """Dtype name in a safetensors header, by torch dtype."""
-_FLOATS: Final[dict[str, Any]] = {stored: name for name, stored in _DTYPES.items()}
 _AS_IT_IS: Final[Mapping[str, str]] = {}
 Reading = Scheme | LibraryReading
 """Reading of the quantisation settings: by our rules, or by the library's code for the static source."""
@@ -187,6 +183,8 @@ class StoredModule:
     """Whether the module has a further tensor of unknown size."""
     matrices: tuple[StoredMatrix, ...] = ()
     """Matrices that the module multiplies by, if one is quantised; for a tied projection, the embedding's matrix."""
+    cache_dtype: str = ""
+    """Dtype in a header of the weights of an attention, whose quantised cache may have scales; empty for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +242,7 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
         quantised: list[StoredTensor] = []
         plain: list[StoredTensor] = []
         matrices: list[StoredMatrix] = []
-        replaced, scales = 0, (0, 0)
+        replaced, cached = 0, ""
         tied = isinstance(module, Linear) and module is head and "weight" not in own
         if isinstance(module, Linear | Embedding | Conv1D) and ("weight" in own or tied):
             rows, columns = module.weight.shape[:: -1 if isinstance(module, Conv1D) else 1]
@@ -287,42 +285,12 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
                 plain.append(replace(stored, dtype="F32") if wide else stored)
         if path.rpartition(".")[2] == "self_attn":
             one = next(module.parameters(), None)
-            dtype = as_stored(_dtype(one)) if one is not None else "BF16"
-            quantised += _named(cache_tensors(scheme.cache, dtype), names.module(path))
-            scales = cache_scales(scheme.cache, _FLOATS[dtype])
+            cached = as_stored(_dtype(one)) if one is not None else "BF16"
+            quantised += _named(cache_tensors(scheme.cache, cached), names.module(path))
         found = tuple(matrices) if any(one.format for one in matrices) else ()
         if quantised or plain or found:
             undetermined = any(one.format.undetermined() for one in matrices if one.format is not None and not tied)
-            stored_module = StoredModule(path, tuple(quantised), tuple(plain), replaced, undetermined, found)
-            check_recounts(_layout_recounts(stored_module, scales))
-            yield stored_module
-
-
-def _layout_recounts(module: StoredModule, cache: tuple[int, int]) -> Iterator[Recount]:
-    """Yield second counts of a module's quantised tensors, by the closed forms of their formats.
-
-    All readings of the settings share the layouts of formats: without these counts, only headers and formulas would
-    show a tensor that a layout lacks or has twice.
-
-    Args:
-        cache: (elements, bytes) of the scales of a quantised cache.
-    """
-    elements, size = cache
-    for matrix in module.matrices if module.replaced else ():  # a tied projection stores nothing
-        shape, of = matrix.linear, matrix.format
-        if of is not None:
-            one = _closed_form(of, shape.rows, shape.columns, shape.bias, _FLOATS[shape.dtype])
-            elements, size = elements + matrix.count * one[0], size + matrix.count * one[1]
-    where = module.path or "(root)"
-    yield Recount("checkpoint", where, "elements in its format", sum(t.elements for t in module.quantised), elements)
-    yield Recount("checkpoint", where, "bytes in its format", sum(t.bytes for t in module.quantised), size)
-
-
-@lru_cache(maxsize=4096)
-def _closed_form(of: Format, rows: Size, columns: Size, bias: bool, dtype: Dtype) -> tuple[int, int]:
-    """Return (elements, bytes) of a matrix in a format by its closed form."""
-    sizes = parts_of(of, MatrixShape(rows, columns, bias, dtype)).values()
-    return int(sum(elements for elements, _ in sizes)), int(sum(size for _, size in sizes))
+            yield StoredModule(path, tuple(quantised), tuple(plain), replaced, undetermined, found, cached)
 
 
 def _embedding(model: nn.Module, method: str) -> nn.Module | None:
