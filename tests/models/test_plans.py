@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final
 
 import pytest
@@ -194,6 +196,18 @@ def test_a_plan_is_stored_as_text(tmp_path: Path) -> None:
     assert target.workload(tp=2, plan=text) == work
     assert target.workload(tp=2, plan="transformers") == target.workload(tp=2)
     assert target.workload(tp=1, plan="vllm") == target.workload()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with a name here")
+def test_a_plan_may_come_from_a_pipe(tmp_path: Path) -> None:
+    """Which can be read only once."""
+    pipe = tmp_path / "plan.yaml"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_text, args=(ATTENTION,), daemon=True)
+    writer.start()
+    plan = small("llama").workload(tp=2, plan=str(pipe)).inputs["plan"]
+    writer.join(10)
+    assert str(plan).endswith("*.mlp.*_proj: replicated")
 
 
 def test_a_stored_plan_may_be_longer_than_a_path() -> None:

@@ -167,11 +167,13 @@ def plan_recounts(given: Mapping[str, Any], made: Workload) -> Iterator[Recount]
     asked = {name: given.get(name) for name in (PLAN, CP_PLAN, DISPATCH)}
     if asked[PLAN] == "transformers" or given.get("tp") in (None, 1):
         asked[PLAN] = None
-    elif asked[PLAN] not in (None, "vllm", "megatron") and _is_file(str(asked[PLAN])):
-        import yaml
-
-        pairs = yaml.safe_load(Path(str(asked[PLAN])).read_text(encoding="utf-8"))
-        asked[PLAN] = "; ".join(f"{pattern}: {layout}" for pattern, layout in pairs.items())
+    elif asked[PLAN] not in (None, "vllm", "megatron"):
+        text, stored = str(asked[PLAN]), str(made.inputs.get(PLAN, ""))
+        if _is_file(text):
+            pairs: Any = read_document(read_source(Path(text), "a plan"), where=text, what="a plan")
+            asked[PLAN] = "; ".join(f"{pattern}: {layout}" for pattern, layout in pairs.items())
+        elif ": " not in text and ": " in stored:  # a pipe, which can be read only once
+            asked[PLAN] = stored
     asked[DISPATCH] = None if asked[DISPATCH] == ALL_GATHER else asked[DISPATCH]
     for name, value in asked.items():
         where = f"settings of the run, --{name.replace('_', '-')} {given.get(name) or ''}".rstrip()

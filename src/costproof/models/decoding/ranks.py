@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.mesh import CP_PLAN, PLAN, Mesh, splits_of
+from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import Decoder, text_config
 from costproof.models.decoding.fsdp import keep_parts
 from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
 from costproof.models.decoding.rank_model import TABLES, shard
+from costproof.models.native import N, Native
 from costproof.models.specs import Built, Run
 from costproof.patches.exchanges import SharedSequence
 from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, plans_of
@@ -21,6 +23,38 @@ from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, pl
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+class NativeOnRanks(Native[N]):
+    """Base class of targets: a class of transformers of which one of several ranks can be counted."""
+
+    __slots__ = ()
+
+    def decoder_of_rank(self, workload: Workload) -> Decoder:
+        """Return the calling convention of the decoder on the counted rank."""
+        return self.decoder
+
+    def build(self, workload: Workload) -> nn.Module:
+        """Return the model to export; on several devices, the counted rank's part.
+
+        Raises:
+            Incomplete: no graph counts a rank of this mesh.
+        """
+        return shard_for_export(Native.build(self, workload), workload, self.decoder_of_rank(workload))
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the model to run; on several devices, as transformers distributes it to the counted rank.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
+        """
+        refuse_values(workload, self.options)
+        return distributed(self.built_run(workload, progress), workload)
+
+    def built_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the whole model to run, on the meta device or with weights."""
+        return Native.build_run(self, workload, progress)
 
 
 def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> nn.Module:

@@ -18,7 +18,6 @@ from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Proble
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.mesh import CP_PLAN, PAIRS, RANK, Mesh, ambiguous_axes, stage_layers
 from costproof.ledger.node import Ledger
-from costproof.ledger.progress import Progress
 from costproof.ledger.workload import (
     FLOAT_BYTES,
     KV_BLOCK,
@@ -39,7 +38,7 @@ from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.plans import MORE_AXES, by_heads, given_plan, mesh_problems
-from costproof.models.decoding.ranks import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.ranks import NativeOnRanks, as_rank
 from costproof.models.decoding.sharding import (
     SPLIT_ALL,
     ShardPlan,
@@ -48,7 +47,7 @@ from costproof.models.decoding.sharding import (
     mesh_symbols,
 )
 from costproof.models.native import Native
-from costproof.models.specs import Built, ExportJob, Run, layers_cut
+from costproof.models.specs import ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 from costproof.patches.flash_attention import FLASH
 
@@ -86,7 +85,7 @@ _LAYER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class CausalTarget(Native[C]):
+class CausalTarget(NativeOnRanks[C]):
     """Base class of targets: a causal language model of transformers in a given configuration."""
 
     stages: ClassVar[tuple[str, ...]] = STAGES
@@ -107,7 +106,7 @@ class CausalTarget(Native[C]):
             return Decoder(windows=windows)
         return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
 
-    def _of_stage(self, workload: Workload) -> Decoder:
+    def decoder_of_rank(self, workload: Workload) -> Decoder:
         """Return the calling convention of the decoder, limited to the layers of the counted rank's pipeline stage."""
         decoder, mesh = self.decoder, workload.mesh
         if mesh.pp == 1:
@@ -398,25 +397,6 @@ class CausalTarget(Native[C]):
             pack(model, self.decoder)
         return model
 
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model to export; on several devices, the counted rank's part.
-
-        Raises:
-            Incomplete: no graph counts a rank of this mesh.
-        """
-        model = Native.build(self, workload)
-        return model if workload.mesh.one else shard_for_export(model, workload, self._of_stage(workload))
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model to run; on several devices, as transformers distributes it to the counted rank.
-
-        Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
-        """
-        refuse_values(workload, self.options)
-        return distributed(Native.build_run(self, workload, progress), workload)
-
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs, which are all stages of the workload."""
         return STAGES if workload.new_tokens else STAGES[:1]
@@ -426,7 +406,7 @@ class CausalTarget(Native[C]):
         if PAIRS in workload.inputs:  # of one prompt, whose sizes they decide
             return (exports.prefill_of(model, workload.own, self.decoder),)
         heads_apart = by_heads(self.config, workload)
-        jobs = exports.export_jobs(model, _own(workload, whole=heads_apart), self._of_stage(workload))
+        jobs = exports.export_jobs(model, _own(workload, whole=heads_apart), self.decoder_of_rank(workload))
         if workload.mesh.coordinates(workload.rank).pp > 0:
             jobs = [exports.with_hidden_states(job, workload, self.config.hidden) for job in jobs]
         shared = {"S": workload.text_tokens} if self.plan is not None and self.plan_of(workload).sequence else {}
@@ -451,7 +431,7 @@ class CausalTarget(Native[C]):
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
         heads_apart = by_heads(self.config, workload)
-        decoder, whole, workload = self._of_stage(workload), workload, _own(workload, whole=heads_apart)
+        decoder, whole, workload = self.decoder_of_rank(workload), workload, _own(workload, whole=heads_apart)
         if workload.rows:
             return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)

@@ -16,7 +16,6 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.mesh import PLAN
 from costproof.ledger.node import Ledger
-from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ROWS, ExpertKernel, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding import exports, names, runs
@@ -24,12 +23,11 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.decoding.names import prefill_name
 from costproof.models.decoding.plans import OWN, mesh_problems
-from costproof.models.decoding.ranks import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.ranks import NativeOnRanks, as_rank
 from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_symbols
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
-from costproof.models.native import Native
-from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
+from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 from costproof.patches.modules import no_image_check
 from costproof.weights.random_values import random_normal
@@ -55,7 +53,7 @@ EXAMPLE_COUNT: Final = 7
 C = TypeVar("C", bound=ImageTextConfig)
 
 
-class ImageTextTarget(Native[C]):
+class ImageTextTarget(NativeOnRanks[C]):
     """Base class of targets: an image-text model of transformers in a given configuration."""
 
     __slots__ = ()
@@ -284,24 +282,6 @@ class ImageTextTarget(Native[C]):
 
             pack(model, self.decoder)
         return model
-
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model to export; on several devices, the counted rank's part.
-
-        Raises:
-            Incomplete: no graph counts a rank of this mesh.
-        """
-        return shard_for_export(Native.build(self, workload), workload, self.decoder)
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model to run; on several devices, as transformers distributes it to the counted rank.
-
-        Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
-        """
-        refuse_values(workload, self.options)
-        return distributed(Native.build_run(self, workload, progress), workload)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         return self.layout.towers.stages(path, workload.new_tokens)

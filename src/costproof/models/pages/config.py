@@ -193,7 +193,7 @@ class PageDecoderConfig(EqualHeads):
 
     @property
     def shared(self) -> int:
-        """Return the number of shared experts."""
+        """Return the number of experts that process every token (shared experts)."""
         return self.shared_experts
 
     @property

@@ -52,13 +52,13 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class PageRank:
-    """Facts about one rank of several devices that decide the form of the decoder's formulas."""
+    """What decides the form of the decoder's formulas on one of several devices."""
 
     shards: Shards
     one_sequence: bool
-    """Whether the rank runs a single sequence."""
+    """Whether the batch of the device has a single sequence."""
     one_token: bool
-    """Whether prompts have a single token, vision tokens included."""
+    """Whether each prompt has a single token, counting those of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class PageStructure:
     rows: tuple[tuple[BatchRow, ...], ...] = ()
     """Rows of a batch of unequal sequences by kind (:func:`~costproof.models.decoding.names.row_kinds`)."""
     rank: PageRank | None = None
-    """The counted rank; ``None`` on one device. Towers and projector are whole on each rank."""
+    """The device whose share of the decoder is counted; ``None`` for one device. Each has the whole towers."""
 
     def of_part(self, size: Size, part: Part) -> Size:
         """Return a rank's share of a number of heads or of an inner width of the decoder."""

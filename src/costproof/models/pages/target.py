@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.mesh import PAIRS
-from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
 from costproof.models.decoding import exports
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import prefill_name
-from costproof.models.decoding.ranks import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.ranks import NativeOnRanks, as_rank
 from costproof.models.decoding.sharding import SPLIT_ALL, Shards
 from costproof.models.image_text.layout import StagePaths
-from costproof.models.native import Native
 from costproof.models.pages.config import PageConfig
 from costproof.models.pages.formulas import TEXT_STYLE, PageRank
 from costproof.models.pages.jobs import PageReader
@@ -33,7 +31,7 @@ from costproof.models.pages.workload import (
     preset_workload,
     sequence_length,
 )
-from costproof.models.specs import Built, ExportJob, Run, layers_cut
+from costproof.models.specs import ExportJob, Run, layers_cut
 from costproof.models.target import Setting
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=PageConfig)
 
 
-class PageTarget(Native[P]):
+class PageTarget(NativeOnRanks[P]):
     """Base class of targets: a model of page images, built of transformers classes, in a given configuration."""
 
     __slots__ = ()
@@ -174,28 +172,6 @@ class PageTarget(Native[P]):
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the jobs of the isolated source."""
         return self.reader.stage_runs(model, workload.own)
-
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model to export; on several devices, the counted rank's part.
-
-        Raises:
-            Incomplete: no graph counts a rank of this mesh.
-        """
-        return shard_for_export(Native.build(self, workload), workload, self.decoder)
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model to run; on several devices, as transformers distributes it to the counted rank.
-
-        Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
-        """
-        refuse_values(workload, self.options)
-        return distributed(self.built_run(workload, progress), workload)
-
-    def built_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the whole model to run, with the values that its device needs."""
-        return Native.build_run(self, workload, progress)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with the given implementation of routed experts.
