@@ -344,7 +344,8 @@ def plain_lines(f: Data, *, known: bool) -> list[str]:
             lines.append(f"The {what}: at least {most}, and by the cache alone {alone or 'not known'}.")
     if known and f["live_bytes"] is not None:
         last = digits(f["last_logits_bytes"])
-        lines.append(f"Logits of all positions decide the live peak: with --logits last it is {last} B.")
+        bound = "at most " if "kv_dtype" in f["workload"]["inputs"] else ""
+        lines.append(f"Logits of all positions decide the live peak: with --logits last it is {bound}{last} B.")
     return lines
 
 
@@ -436,6 +437,9 @@ def test_texts_of_fits(case: str) -> None:
         assert (int(counted[1]), int(counted[2])) == (f["rank"], world)
         title = of.find(r"llama-3.1-8b at custom(?: on (\d+) x h100-sxm)?$")
         assert title[1] == (f"{f['count']}" if case == "mesh" else None)
+    if f["next_token_modules"]:
+        assert f["next_token_modules"] == 1
+        of.take("Batches, lengths and limits are those of a run without the cache and activations of 1 MTP module.")
     if f["tried"]:
         runs, idle = f["count"] // world, f["count"] % world
         many = [f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in ((runs, "such run"), (world, "rank"))]

@@ -93,12 +93,12 @@ class ClaimTerm:
 
     @property
     def table(self) -> bool:
-        """Return whether the term belongs to an embedding table, by role."""
+        """Return whether the term is a cost of an embedding table, according to its role."""
         return self.part == "embedding" or self.role == SHARED_TABLE
 
     @property
     def shared_experts(self) -> bool:
-        """Return whether the term belongs to the shared experts of a layer."""
+        """Return whether the term is a cost of experts that process every token (shared experts)."""
         return self.within("shared") and self.role != SHARED_TABLE
 
     def within(self, *words: str) -> bool:

@@ -122,7 +122,10 @@ def options(*names: str) -> Callable[[F], F]:
 
 
 def mesh_options(*operands: str) -> Callable[[F], F]:
-    """Return a decorator that adds options for the mesh axes and the rank, which become settings in each operand."""
+    """Return a decorator that adds --tp and the other options of a mesh to a command.
+
+    Their values are appended, as settings, to the arguments with these names: ``llama@chat,tp=2``.
+    """
 
     def decorate(command: F) -> F:
         @wraps(command)

@@ -125,7 +125,9 @@ class Arithmetic:
 
 
 def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Arithmetic, str]:
-    """Return the arithmetic of a run, and the dtype in which most of the run's FLOPs multiply.
+    """Return the arithmetic of a run, and the dtype in which most of its floating-point FLOPs multiply.
+
+    If most FLOPs multiply integers, that is the dtype of the run.
 
     Args:
         folded: the counts.

@@ -187,7 +187,7 @@ SPARED: Final[Metric] = "skippable_bytes"
 SPARED_AT_FLOOR: Final[Metric] = "skippable_floor_bytes"
 IN_FLOAT32: Final[Metric] = "float32_flops"
 ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "int8", "other")
-"""Dtypes of multiplications, slowest first; ``other`` for other integers and dtypes that no device file lists."""
+"""Dtypes of multiplications, slowest first; ``other``: integers except int8, and dtypes that no device file lists."""
 UNPACKED: Final[Metric] = "unpacked_bytes"
 OF_FORMATS: Final[tuple[Metric, ...]] = ("float8_flops", "int8_flops", "other_flops")
 """FLOP metrics of dtypes that only formats of quantised weights may bring."""

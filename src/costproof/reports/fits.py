@@ -41,13 +41,12 @@ ACTIVATIONS: Final = (
     "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage, and "
     "beside it all that the operators of one layer of each kind take and make."
 )
-_EXACT: Final = "The live peak is exact: "
 LIVE: Final = (
-    f"{_EXACT}a formula of the tensors that a stage holds at once, its cache included. Each is released "
+    "a formula of the tensors that a stage holds at once, its cache included. Each is released "
     "after its last reader, as an exported graph does; a module that Python runs holds some of them longer."
 )
 OF_GRAPH: Final = (
-    f"{_EXACT}the tensors that the exported graph of a stage holds at once, its cache included. Each is "
+    "the tensors that the exported graph of a stage holds at once, its cache included. Each is "
     "released after its last reader; a module that Python runs holds some of them longer."
 )
 AT_PEAK: Final = (
@@ -61,6 +60,7 @@ WITH_PEAKS: Final = (
     "all peaks."
 )
 SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held for certain, and bounds nothing."
+OF_MAIN: Final = "Batches, lengths and limits are those of a run without the cache and activations of {}."
 RUNTIME: Final = "What a runtime takes for itself is in none of these numbers."
 RESERVED: Final = (
     "What a runtime takes for itself is not counted: --reserve leaves room for it, as much as the caller says."
@@ -227,16 +227,19 @@ def _head(found: Fits) -> tuple[str, ...]:
 def _scope_sentences(found: Fits) -> list[str]:
     bounded = ACTIVATIONS if found.activations_bytes is not None else UNBOUNDED
     if found.live_bytes is not None:
-        bounded = LIVE if found.live_source == "formula" else OF_GRAPH
+        earned = "exact"
         if not found.is_live_exact:
             cache = f"the cache in {found.workload.dtype}, not in {found.workload.inputs[KV_DTYPE]}"
-            bounded = bounded.replace(_EXACT, f"The live peak is an upper bound, since it has {cache}: ")
+            earned = f"an upper bound, since it has {cache}"
+        bounded = f"The live peak is {earned}: {LIVE if found.live_source == 'formula' else OF_GRAPH}"
         bounded += f" {AT_PEAK}" if found.unpacked_bytes and found.workload.mesh.fsdp == 1 else ""
     elif found.peak_bytes is not None:
         bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS} {bounded}"
     memory = None if found.device is None else found.device.memory
     sheet = memory is not None and memory.value == found.memory_bytes
-    return [bounded, RUNTIME if not found.reserve_bytes else RESERVED, *([SHEET] if sheet else [])]
+    without = OF_MAIN.format(_further(found)) if found.next_token_modules else ""
+    taken = RESERVED if found.reserve_bytes else RUNTIME
+    return [bounded, *([without] if without else []), taken, *([SHEET] if sheet else [])]
 
 
 def _stages(found: Fits) -> list[tuple[str, ...]]:
@@ -284,7 +287,8 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     less_held = found.last_logits_bytes is not None and found.last_logits_bytes < (found.live_bytes or 0)
     if less_held and not _unknown_cache(found):
         less = exact(found.last_logits_bytes)
-        lines.append(f"Logits of all positions decide the live peak: with --logits last it is {less} B.")
+        most = "" if found.is_live_exact else "at most "
+        lines.append(f"Logits of all positions decide the live peak: with --logits last it is {most}{less} B.")
     known = {exact(number) for number in _integers(asdict(found))}
     for size in re.findall(r"([\d,]+) B\b", " ".join(lines)):
         check_recounts([Recount("", f"{size} B in a line of the report", "is in the JSON", size in known, True)])

@@ -366,7 +366,11 @@ def _fits_torchao(of: Format, place: LinearModule) -> bool:
 
 
 def _of_fp8(settings: Settings, model_type: str) -> Format:
-    """Return the format of transformers' FP8Linear, whose weights are in E4M3."""
+    """Return the storage format of weights that transformers loads as ``FP8Linear``, always float8 E4M3.
+
+    Raises:
+        UnknownFormat: the settings name another float8 type.
+    """
     named = str(settings.get("fmt") or "e4m3").removeprefix("float8_").removesuffix("fn")
     if named != "e4m3":
         raise UnknownFormat("fp8", f"its library multiplies in E4M3, not in {named[:40]}")

@@ -160,7 +160,7 @@ def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tup
 
 
 def _counts(place: tuple[str, Metric], one_sided: Container[tuple[str, Metric]], silent: Sized) -> bool:
-    """Return whether a metric that cannot be compared makes the comparison incomplete.
+    """Return whether a diff is incomplete because of a metric that cannot be compared.
 
     Communication does although it is optional: every mesh has it, and one device has zeros in its place.
     """
