@@ -779,6 +779,7 @@ TITLES: Final = {
     "vector FLOPs": "vector_flops",
     "vector FLOPs of quantised weights": "unpacking_flops",
     "weight bytes read": "weight_read_bytes",
+    "weight bytes that quantisation saves": "unpacked_bytes",
     "activation bytes read": "input_bytes",
     "activation bytes written": "output_bytes",
     "key/value cache bytes read": "kv_read_bytes",
@@ -912,8 +913,9 @@ def compare_formulas(of: Page, s: Data) -> None:
 
 STATIC: Final = {
     "blocks": (
-        "Incomplete: bytes as if all weights were bfloat16, the checkpoint is quantised: weights in mxfp4 (published) "
-        "and 1 more."
+        "Incomplete: bytes as if all weights were bfloat16, the checkpoint is quantised: weights in mxfp4 "
+        "(published); fewer than two sources give stored_bytes, stored_elements, resident_bytes, unpacking_flops, "
+        "unpacked_bytes and 1 more."
     ),
     "toy": "Exact: analytic, static and dynamic agree to the integer on all 29 quantities.",
 }

@@ -14,7 +14,7 @@ import torch
 
 import costproof
 from costproof.analytic import storage
-from costproof.ledger.metrics import STORAGE, UNPACKING
+from costproof.ledger.metrics import STORAGE, UNPACKED, UNPACKING
 from costproof.ledger.node import Ledger
 from costproof.models.native import Configured
 from costproof.models.registry import TARGETS, load_target
@@ -209,6 +209,13 @@ def test_scales_that_a_run_loads_in_float32(tmp_path: Path) -> None:
     assert found["dynamic"][:2] == found["static"][:2] == found["analytic"][:2]
 
 
+def saved_in_sources(report: Report) -> dict[str, int | None]:
+    """Return the bytes that reading quantised weights saves, which every comparison finds equal."""
+    assert {f.status for f in report.discrepancy.findings if f.metric == UNPACKED} == {"exact"}
+    assert json.loads(report.render("static-json"))["totals"][UNPACKED]
+    return {ledger.source: ledger.total(UNPACKED) for ledger in report.capture.ledgers}
+
+
 def unpacking_in_sources(report: Report) -> dict[str, int | None]:
     assert {f.status for f in report.discrepancy.findings if f.metric == UNPACKING} == {"exact"}
     assert json.loads(report.render("static-json"))["totals"][UNPACKING]
@@ -241,6 +248,9 @@ def test_awq_by_hand(tmp_path: Path) -> None:
     assert set(found) == set(SOURCES)
     weights = 2 * 96 * 96 + 2 * 32 * 96 + 3 * 128 * 96
     assert unpacking_in_sources(report) == dict.fromkeys(SOURCES, 2 * weights), "once in the prompt, once in a step"
+    biases = 2 * 96 + 2 * 32
+    assert saved_in_sources(report) == dict.fromkeys(SOURCES, 2 * (2 * (weights + biases) - quantised[0]))
+    assert report.discrepancy.verdict == "exact"
 
 
 def test_weights_that_are_not_quantised_need_no_unpacking(tmp_path: Path) -> None:
@@ -287,6 +297,9 @@ def test_mxfp4_by_hand(tmp_path: Path) -> None:
     assert causes_of_held(report) == {"model.layers.0.mlp.experts": -2 * biases}
     an_expert = (128 + 64) * 64 // 32 * 33  # a power of two and 32 products
     assert unpacking_in_sources(report) == dict.fromkeys(SOURCES, (4 + 2) * an_expert), "of a step, the top two"
+    an_expert = (128 + 64) * 64 * 2 - (128 + 64) * 64 // 32 * 17  # 16 bytes of numbers and a scale
+    assert saved_in_sources(report) == dict.fromkeys(SOURCES, (4 + 2) * an_expert)
+    assert report.discrepancy.verdict == "explained"
 
 
 @pytest.mark.parametrize("scheme", ["int4, an expert left, scales of the cache", "nf4"])
@@ -300,6 +313,10 @@ def test_unpacking_of_experts_in_one_format(scheme: str) -> None:
         weights = 2 * 2048 * 4096 + 2 * 2048 * 512 + 8 * 3 * 2048 * 768
         assert unpacking_in_sources(report) == {"analytic": weights, "static": weights}
     else:
+        experts = 8 * 3 * 2048 * 768 * 2  # read by one token: all of it counts as saved
+        for ledger in report.capture.ledgers:
+            saved = [n.cost(UNPACKED) for n in ledger.nodes if n.module.endswith("mlp.experts") and UNPACKED in n.costs]
+            assert saved == [experts], ledger.source
         assert {ledger.total(UNPACKING) for ledger in report.capture.ledgers} == {None}
         assert all("several formats" in " ".join(ledger.notes) for ledger in report.capture.ledgers)
 
@@ -341,6 +358,19 @@ def test_tied_tables_are_stored_once_in_the_dtype_of_the_checkpoint(tmp_path: Pa
     for ledger in report.capture.ledgers:
         assert [ledger.total(m) for m in STORAGE] == [2 * params, params, 4 * params + 128], ledger.source
     assert {f.status for f in report.discrepancy.findings if f.metric in STORAGE} == {"exact"}
+
+
+@pytest.mark.parametrize(
+    ("described", "saved"), [(SCHEMES["gptq"], 0), ({"bits": 4, "group_size": 32, "mode": "affine"}, 64 * 96 * 2)]
+)
+def test_reads_of_a_tied_table(tmp_path: Path, described: Any, saved: int) -> None:
+    """GPTQ leaves the table as it is; of the one that MLX quantises, all of it counts as saved."""
+    target = small(tmp_path, described, tie_word_embeddings=True, intermediate_size=128, vocab_size=64)
+    report = counted(target, "analytic", "static")
+    for ledger in report.capture.ledgers:
+        found = [n.cost(UNPACKED) or 0 for n in ledger.nodes if n.module == "lm_head" and n.invocation]
+        assert sum(found) == 2 * saved, ledger.source
+    assert saved_in_sources(report).keys() == {"analytic", "static"}
 
 
 def test_descriptions_of_unknown_length_leave_stored_bytes_open(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from costproof.analytic.compose import HeldNode
 from costproof.analytic.costs import Layer, Matrix, Size, costs_of
 from costproof.analytic.linear import LmHead
 from costproof.analytic.quantised import MatrixShape, Sizes, cache_scales, parts_of, scaling, unpacking
-from costproof.ledger.metrics import EVERY_METRIC, OF_CHECKPOINT, STORAGE, UNPACKED, UNPACKING, Metric
+from costproof.ledger.metrics import EVERY_METRIC, OF_CHECKPOINT, OF_QUANTISED, STORAGE, UNPACKED, UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Dtype
 from costproof.storage.formats import Format
@@ -95,7 +95,7 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
     except UnknownFormat as error:
         return with_storage(ledger, None, f"stored bytes are not known: {error.name}: {error.why}")
     unknown = {m for node in nodes for m in OF_CHECKPOINT if m in node.costs}
-    unknown |= set() if storage.scheme.rules else {UNPACKING}
+    unknown |= set() if storage.scheme.rules else {*OF_QUANTISED}
     if UNPACKING in unknown and storage.scheme.rules:
         notes += (UNPACKING_NOT_KNOWN,)
     notes += tuple(
@@ -129,10 +129,10 @@ def _as_run(
     mixed: Collection[int],
     storage: Storage,
 ) -> Iterator[CostNode]:
-    """Yield the nodes with the FLOPs of unpacking and the metrics of time bounds: bytes saved, and FLOPs by dtype.
+    """Yield the nodes with the FLOPs of unpacking, the bytes that quantisation saves, and FLOPs by dtype for bounds.
 
-    How much a call reads of a quantised table, of a module with several formats, or of another module's weights is not
-    known; a bound then leaves these reads out.
+    How much a call reads of a quantised table, of a module with several formats, or of another module's quantised
+    weights is not known; then all of it counts as saved, so that a bound leaves these reads out.
 
     Args:
         formats: id of a node of the ledger -> the quantised matrices of its module.
@@ -147,8 +147,10 @@ def _as_run(
         if isinstance(node, HeldNode):
             quantised = formats[id(node)]
             products[node.module] = max((of.products for _, of in quantised), default="")
-            shares[node.stage, node.module] = _read_share(quantised, node.layers, storage.dtype)
             tied = _with_tied(quantised, node, storage)
+            as_it_is = not tied and any(isinstance(layer, LmHead) and layer.tied for layer in node.layers)
+            share = _NOTHING if as_it_is else _read_share(quantised, node.layers, storage.dtype)
+            shares[node.stage, node.module] = share
             of_all = _FormatWork(None, None) if id(node) in mixed else _work(tied, node.layers, storage.dtype)
             work[node.stage, node.module] = of_all
     for node in nodes:
@@ -216,6 +218,7 @@ def _work(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> _Fo
 
 
 _ALL: Final = (sympy.Integer(1), sympy.Integer(1))
+_NOTHING: Final = (sympy.Integer(0), sympy.Integer(1))
 
 
 @lru_cache(maxsize=8192)
@@ -225,7 +228,7 @@ def _read_share(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) 
     matrices = [matrix for c in costs for matrix in c.matrices]
     if not quantised:
         params = sum(c.params for c in costs)
-        return _ALL if sympy.sympify(params).is_zero else (sympy.Integer(0), sympy.Integer(1))
+        return _ALL if sympy.sympify(params).is_zero else _NOTHING
     gone = sum(m.elements for m in matrices) - sum(matrix.elements for matrix, _ in quantised)
     some = any(m.kind == "Expert" for m in matrices) and sympy.expand(gone) != 0
     looked_up = any(m.kind == "Embedding" for m in matrices)

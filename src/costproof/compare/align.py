@@ -99,11 +99,11 @@ def gives(ledger: Ledger, metric: Metric) -> bool:
 def bound_metrics(dtype: str, ledgers: Iterable[Ledger]) -> tuple[Metric, ...]:
     """Return the metrics of time bounds that are compared between ledgers.
 
-    FLOPs in the dtype of the run are left out, and for a quantised checkpoint what only its format decides: models run
-    unquantised, so that only formulas have its bytes and its arithmetic.
+    FLOPs in the dtype of the run are left out, and for a quantised checkpoint those in dtypes of its format: models run
+    unquantised, so that only formulas have its arithmetic.
     """
     quantised = any(UNPACKED in node.exprs or UNPACKED in node.costs for ledger in ledgers for node in ledger.nodes)
-    left_out = {f"{dtype}_flops", *((UNPACKED, *OF_FORMATS) if quantised else ())}
+    left_out = {f"{dtype}_flops", *(OF_FORMATS if quantised else ())}
     return tuple(metric for metric in OF_BOUNDS if metric not in left_out)
 
 

@@ -9,11 +9,11 @@ from typing import Final
 from costproof.compare.findings import ComparisonVerdict, Discrepancy, Finding, GivenBy, SourceCoverage
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, worst_exit
-from costproof.ledger.metrics import PROVEN
+from costproof.ledger.metrics import OF_CHECKPOINT, PROVEN
 from costproof.ledger.node import NO_RULE, exact_sum, known_part, rule_wanted, unknown_clause
 from costproof.ledger.plural import plural, verb
 from costproof.ledger.run import ALL_SOURCES
-from costproof.ledger.workload import quantised_clause
+from costproof.ledger.workload import cache_counted, quantised_clause
 
 _EXIT: Final[dict[ComparisonVerdict, int]] = {
     "exact": EXIT_OK,
@@ -48,8 +48,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
             said = f"has no rule ({clause})" if why == NO_RULE else f"is not counted ({clause}): {why}"
             found.append(f"{ledger.source}: operator {name} {said}")
     sources = {x.source for x in capture.ledgers}
-    if said := quantised_clause(capture.target, capture.workload):
-        found.append(said)
+    found += _uncounted_formats(capture)
     if len(sources & set(ALL_SOURCES)) < 2:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(ALL_SOURCES)}")
         found += (f"{source}: {why}" for source, why in capture.lacking.items())
@@ -63,6 +62,21 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
             unknown = ", ".join(s for s, v in f.values.items() if v is None)
             found.append(f"{f.id} is unknown to {unknown}")
     return tuple(found)
+
+
+def _uncounted_formats(capture: Capture) -> Iterator[str]:
+    """Yield a sentence if bytes of a quantised checkpoint are unknown, or fewer than two sources count them.
+
+    Stored weights have their own metrics, which two sources must have; a cache in eight or four bits must be counted so
+    (``--kv-dtype``).
+    """
+    own = [x for x in capture.ledgers if x.source in ALL_SOURCES]
+    said = quantised_clause(capture.target, capture.workload)
+    alone = [m for m in OF_CHECKPOINT if sum(m in x.metrics for x in own) < 2]
+    if said and "cache" in cache_counted(capture.target, capture.workload).quantised:
+        yield said
+    elif said and alone:
+        yield f"{said}; fewer than two sources give {', '.join(alone)}"
 
 
 def _not_compared(capture: Capture, findings: Sequence[Finding]) -> Iterator[str]:

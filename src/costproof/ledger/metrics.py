@@ -111,6 +111,12 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
         "bytes", False, "weight bytes read",
         "bytes of parameters that the call reads: tables by looked-up rows, experts at most min(E, tokens x top-k)",
     ),
+    "unpacked_bytes": MetricInfo(
+        "bytes", False, "weight bytes that quantisation saves",
+        "weight_read_bytes beyond those of the weights as a quantised checkpoint stores them; all bytes of looked-up "
+        "rows of quantised tables, of experts in several formats, and of quantised weights of other modules",
+        optional=True,
+    ),
     "input_bytes": MetricInfo(
         "bytes", False, "activation bytes read",
         "floating-point activations that enter the operators of the module from outside them, each once; "
@@ -188,7 +194,6 @@ SPARED_AT_FLOOR: Final[Metric] = "skippable_floor_bytes"
 IN_FLOAT32: Final[Metric] = "float32_flops"
 ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "int8", "other")
 """Dtypes of multiplications, slowest first; ``other``: integers except int8, and dtypes that no device file lists."""
-UNPACKED: Final[Metric] = "unpacked_bytes"
 OF_FORMATS: Final[tuple[Metric, ...]] = ("float8_flops", "int8_flops", "other_flops")
 """FLOP metrics of dtypes that only formats of quantised weights may bring."""
 OF_BOUNDS: Final[dict[Metric, str]] = {
@@ -197,7 +202,6 @@ OF_BOUNDS: Final[dict[Metric, str]] = {
     SPARED: "bytes at the module boundary that a run need not move: keys and values that a mask may hide, and what "
     "autocast makes narrower than an export on meta has it",
     SPARED_AT_FLOOR: "such bytes among the floor_bytes",
-    UNPACKED: "weight_read_bytes beyond those of the weights as a quantised checkpoint stores them",
     **{f"{dtype}_flops": f"headline FLOPs of operators that multiply in {dtype}" for dtype in ARITHMETIC},
 }
 """Meanings of further metrics for time bounds, which are in no table but are findings if sources differ.
@@ -217,8 +221,11 @@ FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items()
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)
 STORAGE: Final[tuple[Metric, ...]] = ("stored_bytes", "stored_elements", "resident_bytes")
 UNPACKING: Final[Metric] = "unpacking_flops"
-OF_CHECKPOINT: Final[tuple[Metric, ...]] = (*STORAGE, UNPACKING)
-"""Metrics that depend on the checkpoint's format; the last one exists only for a quantised checkpoint."""
+UNPACKED: Final[Metric] = "unpacked_bytes"
+OF_QUANTISED: Final[tuple[Metric, ...]] = (UNPACKING, UNPACKED)
+"""Metrics that exist only for a quantised checkpoint."""
+OF_CHECKPOINT: Final[tuple[Metric, ...]] = (*STORAGE, *OF_QUANTISED)
+"""Metrics that depend on the checkpoint's format."""
 TRAFFIC: Final[tuple[Metric, ...]] = (
     "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "kv_cache_bytes",
 )  # fmt: skip

@@ -30,7 +30,7 @@ from costproof.configs.config import keys_of
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_SCORES, STAGE_WIDE, UNPACKING, Metric
+from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_SCORES, OF_QUANTISED, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ROWS_INVOCATION, SettingValue, Workload
 from costproof.models.native import Native, stored_formulas
@@ -116,8 +116,8 @@ class CountedPiece:
         piece, static, ran = self.piece, self.static, self.piece.phase == "runs"
         config = piece.target.info().symbols
         full = evaluate_ledger(formulas, self.values, config)
-        if UNPACKING not in {*static.metrics} & {*full.metrics}:  # no format, or an unknown one
-            static, full = (ledger.without({UNPACKING}) for ledger in (static, full))
+        lacking = {*OF_QUANTISED} - ({*static.metrics} & {*full.metrics})  # no format, or an unknown one
+        static, full = (ledger.without(lacking) for ledger in (static, full))
         return judge(
             Ledger(full.source, full.nodes, static.metrics if ran else full.metrics, static.stages, bounds=not ran),
             static, self.values, config,

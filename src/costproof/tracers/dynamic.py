@@ -39,7 +39,7 @@ from costproof.tracers.paths import Paths, dtype_name, mask_inputs
 from costproof.tracers.storage import resident_bytes, storage_of_run
 from costproof.tracers.timing import profile_runs, timed_device
 from costproof.tracers.torchlens_trace import TracedForward, lost_tensors
-from costproof.tracers.unpacking import matrices_of, with_unpacking
+from costproof.tracers.unpacking import quantised_modules, with_formats
 
 if TYPE_CHECKING:
     import torch
@@ -248,7 +248,7 @@ def dynamic_ledger(
         bounds=True,
         differences=storage.differences,
     )
-    ledger = with_unpacking(ledger, matrices_of(target, built.model, workload), workload.dtype)
+    ledger = with_formats(ledger, quantised_modules(target, built.model, workload, storage.saved), workload.dtype)
     if stray := {n.stage for n in ledger.nodes} - set(ledger.stages):
         raise Incomplete(
             "the run has work in a stage that the target does not list",

@@ -48,7 +48,7 @@ from costproof.tracers.exporting import with_numbers, with_sizes
 from costproof.tracers.guards import first_broken_guard
 from costproof.tracers.paths import Contents, Paths, mask_inputs
 from costproof.tracers.storage import storage_by_layout
-from costproof.tracers.unpacking import matrices_of, with_unpacking
+from costproof.tracers.unpacking import quantised_modules, with_formats
 
 if TYPE_CHECKING:
     from torch import nn
@@ -169,7 +169,9 @@ def exported_ledger(
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
     found = replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True)
     found = settle_kept(found) if settled else found
-    return with_unpacking(found, matrices_of(target, model, workload), workload.dtype, in_symbols=whole)
+    return with_formats(
+        found, quantised_modules(target, model, workload, storage.saved), workload.dtype, in_symbols=whole
+    )
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:

@@ -42,6 +42,11 @@ class ModuleStorage:
     notes: tuple[str, ...] = ()
     differences: tuple[StatedDifference, ...] = ()
     """What a run holds otherwise than the layout, with the reason."""
+    saved: Mapping[str, int] | None = None
+    """Bytes by which a module with quantised weights is smaller than with weights in the run's dtype, by path.
+
+    Its biases and scales are those of the checkpoint. ``None`` if they are unknown, or nothing is quantised.
+    """
 
 
 def storage_by_layout(
@@ -79,7 +84,9 @@ def storage_by_layout(
     held = [(name, prod(shape) * ITEM_BYTES[dtype]) for name, (shape, dtype) in parameters.items()]
     for name, size in (*held, *buffers.items()):
         _hold(found, name, size)
-    return _known(found, scheme)
+    item = ITEM_BYTES[workload.dtype]
+    saved = {m.path: m.replaced * item - sum(t.bytes for t in m.quantised if t.is_held) for m in modules if m.replaced}
+    return replace(_known(found, scheme), saved=saved or None)
 
 
 def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> ModuleStorage:
@@ -126,7 +133,14 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     for name, dtype in made.dtypes.items():
         wider[name.rpartition(".")[0]] += tensors[name].numel() * (ITEM_BYTES["float32"] - _ITEM[dtype])
     differences = tuple(StatedDifference(path, "resident_bytes", LOADED, more) for path, more in wider.items())
-    return replace(known, notes=(*known.notes, *made.notes), differences=differences)
+    saved: dict[str, int] | None = None
+    if scheme != PLAIN and "resident_bytes" in known.metrics:
+        plain = Counter[str]()
+        of_run = Paths(model)
+        for name, size in resident_bytes({**of_run.parameters, **of_run.buffers}).items():
+            plain[name.rpartition(".")[0]] += size or 0
+        saved = {path: size - (found[path]["resident_bytes"] or 0) + wider[path] for path, size in plain.items()}
+    return replace(known, notes=(*known.notes, *made.notes), differences=differences, saved=saved)
 
 
 _ITEM: Final = {

@@ -1,6 +1,7 @@
-"""Count the vector FLOPs of quantised formats: unpacking weights, quantising inputs, and scaling products.
+"""Count the vector FLOPs of quantised formats, and the bytes that reading weights in them saves.
 
-A model runs unquantised, so neither a graph nor a run of it has this work. Each matrix is therefore unpacked
+Vector FLOPs are those of unpacking weights, quantising inputs, and scaling products. A model runs unquantised, so
+neither a graph nor a run of it has this work. Each matrix is therefore unpacked
 separately, from the tensors that its checkpoint stores, on meta; the operators are costed by the rules of all
 operators. The static source exports a reference on whole matrices; the dynamic one runs separate code at the
 dispatcher, group by group as kernels do, or the code of transformers. Integers are only made there, since their work is
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ import sympy
 
 from costproof.algebra.symbols import sym, text
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import UNPACKING, Metric
+from costproof.ledger.metrics import UNPACKED, UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
 from costproof.models.specs import ExportJob, Run, SymbolicSize
@@ -40,49 +41,84 @@ if TYPE_CHECKING:
     from torch import nn
 
 NOT_COUNTED: Final = "vector FLOPs of quantised weights are not known: "
+_NOT_KNOWN: Final = {UNPACKING: NOT_COUNTED, UNPACKED: "bytes that quantised weights save are not known: "}
 Matrices = Mapping[str, Collection[StoredMatrix]]
 """Matrices that a module multiplies by, by path of the module."""
 _LARGEST: Final = 448.0
 """Largest number in E4M3; its value affects no count."""
 
 
-def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype, *, in_symbols: bool = False) -> Ledger:
-    """Add the vector FLOPs of quantised formats to a ledger, or a note on why they are unknown.
+@dataclass(frozen=True, slots=True)
+class QuantisedModules:
+    """Modules of a model with quantised weights, as a checkpoint stores them."""
+
+    matrices: Matrices
+    holders: Collection[str]
+    """Paths of modules with parameters, their own or shared ones."""
+    saved: Mapping[str, int] | None = None
+    """Bytes by which a module is smaller than with weights in the run's dtype, by path; ``None`` if unknown."""
+
+
+def with_formats(ledger: Ledger, modules: QuantisedModules, dtype: Dtype, *, in_symbols: bool = False) -> Ledger:
+    """Add the vector FLOPs of quantised formats and the bytes saved to a ledger, or a note on why they are unknown.
 
     How often a matrix is unpacked, and how many rows it multiplies, follow from the bytes and FLOPs of the ledger.
 
     Args:
         in_symbols: whether to add formulas too, for a proof, if the bytes and FLOPs have formulas.
     """
-    if not matrices:
+    if not modules.matrices:
         return ledger
     given: dict[tuple[str, str, str], list[CostNode]] = defaultdict(list)
     for node in ledger.nodes:
-        if node.module in matrices and node.invocation:
+        if node.invocation:
             given[node.stage, node.invocation, node.module].append(node)
-    found = list[CostNode]()
-    try:
-        for (stage, invocation, module), nodes in given.items():
-            how = matrices[module], ITEM_BYTES[dtype]
-            count = int(_flops(*how, _sums(nodes, CostNode.cost), run=ledger.source != "static"))
-            form = _flops(*how, _sums(nodes, expression)) if in_symbols and any(n.exprs for n in nodes) else None
-            exprs = {UNPACKING: text(form)} if form is not None and form.free_symbols else {}
-            if count:
-                found.append(CostNode(stage, invocation, module, "", {UNPACKING: count}, exprs))
-    except (Incomplete, _Unknown) as error:
-        why = error.line if isinstance(error, Incomplete) else str(error)
-        return replace(ledger, notes=(*ledger.notes, NOT_COUNTED + why))
-    of = {(n.stage, n.invocation, n.module): n for n in found}
+    run = ledger.source != "static"
+
+    def flops(module: str, costs: Callable[[], Sums]) -> sympy.Expr:
+        of = modules.matrices.get(module)
+        return _flops(of, ITEM_BYTES[dtype], costs(), run=run) if of else sympy.Integer(0)
+
+    def saved(module: str, costs: Callable[[], Sums]) -> sympy.Expr:
+        if module in modules.holders and module not in modules.matrices:
+            return sympy.Integer(0)
+        return _saved(modules, module, ITEM_BYTES[dtype], costs())
+
+    found: dict[tuple[str, str, str], CostNode] = {}
+    metrics, notes = list[Metric](), list[str]()
+    for metric, count in ((UNPACKING, flops), *(((UNPACKED, saved),) if modules.saved is not None else ())):
+        more: dict[tuple[str, str, str], CostNode] = {}
+        try:
+            for place, nodes in given.items():
+                number = int(count(place[2], partial(_sums, nodes, CostNode.cost)))
+                symbolic = number and in_symbols and any(n.exprs for n in nodes)
+                form = count(place[2], partial(_sums, nodes, expression)) if symbolic else None
+                exprs = {metric: text(form)} if form is not None and form.free_symbols else {}
+                if number:
+                    node = found.get(place) or CostNode(*place, "", {})
+                    more[place] = node.with_costs({**node.costs, metric: number}, {**node.exprs, **exprs})
+        except (Incomplete, _Unknown) as error:
+            notes.append(_NOT_KNOWN[metric] + (error.line if isinstance(error, Incomplete) else str(error)))
+        else:
+            found |= more
+            metrics.append(metric)
     nodes = []
     for node in ledger.nodes:
-        more = None if node.kind else of.pop((node.stage, node.invocation, node.module), None)
-        nodes.append(
-            node if more is None else node.with_costs({**node.costs, **more.costs}, {**node.exprs, **more.exprs})
-        )
-    return replace(ledger, nodes=(*nodes, *of.values()), metrics=(*ledger.metrics, UNPACKING))
+        one = None if node.kind else found.pop((node.stage, node.invocation, node.module), None)
+        nodes.append(node if one is None else node.with_costs({**node.costs, **one.costs}, {**node.exprs, **one.exprs}))
+    return replace(
+        ledger,
+        nodes=(*nodes, *found.values()),
+        metrics=(*ledger.metrics, *metrics),
+        notes=(*ledger.notes, *notes),
+    )
 
 
-def _sums(nodes: Iterable[CostNode], cost: Callable[[CostNode, Metric], Any]) -> dict[Metric, sympy.Expr]:
+Sums = Mapping[Metric, sympy.Expr]
+"""Weight reads, FLOPs and calls of a module."""
+
+
+def _sums(nodes: Iterable[CostNode], cost: Callable[[CostNode, Metric], Any]) -> Sums:
     """Return the weight reads, FLOPs and calls of a module, as numbers or expressions."""
     found = {m: [cost(n, m) for n in nodes] for m in ("weight_read_bytes", "flops", "calls")}
     if any(None in sizes for sizes in found.values()):
@@ -90,24 +126,29 @@ def _sums(nodes: Iterable[CostNode], cost: Callable[[CostNode, Metric], Any]) ->
     return {metric: sympy.Integer(0) + sum(sizes) for metric, sizes in found.items()}
 
 
-def matrices_of(target: Target, model: nn.Module, workload: Workload) -> Matrices:
-    """Return each module's matrices by path of the module; empty if none is quantised or the layout is unknown."""
+def quantised_modules(
+    target: Target, model: nn.Module, workload: Workload, saved: Mapping[str, int] | None
+) -> QuantisedModules:
+    """Return the modules with quantised weights; none if nothing is quantised or the layout is unknown.
+
+    Args:
+        saved: bytes by which a module is smaller than with weights in the run's dtype, by path.
+    """
     try:
         modules = [] if workload.mesh.fsdp > 1 else layout_of(target, model, workload)[1]
     except UnknownFormat:
-        return {}
-    return {module.path: module.matrices for module in modules if module.matrices}
+        modules = []
+    holders = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+    return QuantisedModules({m.path: m.matrices for m in modules if m.matrices}, holders, saved)
 
 
 class _Unknown(Exception):
     """Raised if the work of a module's formats is unknown."""
 
 
-def _flops(
-    matrices: Collection[StoredMatrix], item: int, costs: Mapping[Metric, sympy.Expr], *, run: bool = False
-) -> sympy.Expr:
+def _flops(matrices: Collection[StoredMatrix], item: int, costs: Sums, *, run: bool = False) -> sympy.Expr:
     """Return the vector FLOPs of quantised formats in a module's calls, as a number or in the symbols of its costs."""
-    read, flops, calls = costs.values()
+    read, flops, _ = costs.values()
     first = next(iter(matrices))
     if first.kind == "Embedding":
         rows = _whole(read, first.linear.columns * item)
@@ -118,19 +159,48 @@ def _flops(
     if first.kind == "Expert" and len({one.format for one in matrices}) > 1:
         raise _Unknown("a call reads experts in several formats, which the data chooses")
     of = _format(first)
-    copies = sum(one.count for one in matrices)
-    experts = min(one.count for one in matrices) if first.kind == "Expert" else 1
-    each = [(replace(one.linear, bias=False), one.count // experts) for one in matrices]
-    biases = sum(one.linear.rows * (one.count // experts) for one in matrices if one.linear.bias)
-    rows = _whole(flops, 2 * sum(n * linear.rows * linear.columns for linear, n in each))
+    each, rows = _each(matrices), _rows(matrices, flops)
     if of.products:
         if rows.is_Integer:
             return sum((n * _count(of, linear, int(rows), run=run) for linear, n in each if rows), sympy.Integer(0))
         return sum((n * _count(of, linear, _ROWS, run=run) for linear, n in each), sympy.Integer(0)).subs(_ROWS, rows)
-    # The biases of experts are looked up row by row.
-    read -= item * biases * (rows if copies > 1 else calls)
-    reads = _whole(read, item * sum(n * linear.rows * linear.columns for linear, n in each))
+    reads = _reads(matrices, item, costs)
     return sympy.expand(reads * sum(n * _count(of, linear, None, run=run) for linear, n in each))
+
+
+def _saved(modules: QuantisedModules, module: str, item: int, costs: Sums) -> sympy.Expr:
+    """Return the bytes that a module's calls save by reading quantised weights; see ``unpacked_bytes``."""
+    matrices, read = modules.matrices.get(module, ()), costs["weight_read_bytes"]
+    saved = (modules.saved or {}).get(module)
+    looked_up = any(one.kind == "Embedding" for one in matrices)
+    if saved is None or looked_up or len({one.format for one in matrices}) != 1:
+        return read
+    return sympy.expand(_reads(matrices, item, costs) * sympy.Rational(saved, _experts(matrices)))
+
+
+def _experts(matrices: Collection[StoredMatrix]) -> int:
+    """Return the number of experts whose matrices these are; 1 for those of another module."""
+    return min(one.count for one in matrices) if next(iter(matrices)).kind == "Expert" else 1
+
+
+def _each(matrices: Collection[StoredMatrix]) -> list[tuple[LinearShape, int]]:
+    """Return the shapes of a module's matrices without biases, or of one of its experts, with their number."""
+    experts = _experts(matrices)
+    return [(replace(one.linear, bias=False), one.count // experts) for one in matrices]
+
+
+def _rows(matrices: Collection[StoredMatrix], flops: sympy.Expr) -> sympy.Expr:
+    """Return the number of rows that calls with these FLOPs multiply."""
+    return _whole(flops, 2 * sum(n * linear.rows * linear.columns for linear, n in _each(matrices)))
+
+
+def _reads(matrices: Collection[StoredMatrix], item: int, costs: Sums) -> sympy.Expr:
+    """Return how often calls read a module's matrices, or how many experts they read."""
+    read, flops, calls = costs.values()
+    biases = sum(n * one.linear.rows for one, (_, n) in zip(matrices, _each(matrices), strict=True) if one.linear.bias)
+    if biases:  # those of experts are looked up row by row
+        read -= item * biases * (_rows(matrices, flops) if sum(one.count for one in matrices) > 1 else calls)
+    return _whole(read, item * sum(n * linear.rows * linear.columns for linear, n in _each(matrices)))
 
 
 def _format(one: StoredMatrix) -> Format:

@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.compare.diff.types import Change, Changes, RowDiff
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
-from costproof.ledger.metrics import COMM, KEPT_FLOPS, UNPACKING, Metric
+from costproof.ledger.metrics import COMM, KEPT_FLOPS, OF_QUANTISED, Metric
 from costproof.ledger.workload import ConfigValue, Workload
 
 WORKLOAD: Final = "workload."
@@ -120,7 +120,7 @@ def in_metrics_of(side: Baseline, other: Baseline) -> Baseline:
 
     One device sends nothing, and weights that are not quantised need no unpacking.
     """
-    zero = (*(COMM if side.workload.mesh.one else ()), *(() if "weights" in side.target.quantised else (UNPACKING,)))
+    zero = (*(COMM if side.workload.mesh.one else ()), *(() if "weights" in side.target.quantised else OF_QUANTISED))
     sources = dict(side.sources)
     for name in sources.keys() & other.sources.keys():
         more = tuple(m for m in zero if m in other.sources[name].metrics and m not in sources[name].metrics)
