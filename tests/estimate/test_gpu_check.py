@@ -416,7 +416,7 @@ def test_counts_are_judged_apart_from_the_format_of_a_checkpoint(tmp_path: Path)
     one = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
     file.write_text(json.dumps({**json.loads(file.read_text()), **one, "quantization_config": fp8}))
     choices: dict[str, Any] = {"run": "meta", "dtype": "bfloat16", "config": str(file), "text_tokens": 8}
-    assert costproof.report("deepseek-v3", **choices).discrepancy.verdict == "incomplete"
+    assert costproof.report("deepseek-v3", **choices).discrepancy.verdict == "exact"
     assert counted("deepseek-v3", choices) == ("figure", "counts", {"good": True})
     plain = dict(gpu.small_models(tmp_path))["llama"]
     plain.write_text(json.dumps({**json.loads(plain.read_text()), "num_hidden_layers": 1}))
