@@ -32,9 +32,10 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
-from costproof.models.generic.truncation import Stack, stacks
+from costproof.models.generic.truncation import LayerSignature, Stack, stacks
 from costproof.models.specs import Run
 from costproof.models.target import Exportable, Runnable, Truncatable, options_of
+from costproof.opgraph.liveness import LayerStack
 from costproof.opgraph.merge import expression
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 _FEWEST: Final = 16
 """Least number of omitted layers for which two small exports and a run are faster than one export."""
 _TIMES: Final = 2
-"""Least ratio of a model's layers to those of three truncated models that replace the export of the model."""
+"""Least ratio of a model's layers to those of truncated models that replace the export of the model."""
 COUNTED_FROM: Final = "counted from exports of"
 
 
@@ -132,33 +133,51 @@ def ledger_of_equal_layers(
     return replace(found, nodes=nodes, notes=(*found.notes, note))
 
 
-def truncated_by_periods(target: Exportable, workload: Workload) -> tuple[list[Exportable], int] | None:
-    """Return three truncated targets, each deeper by one period of layers, and the number of omitted periods.
+def truncated_by_kinds(
+    target: Exportable, workload: Workload, module: nn.Module | None = None
+) -> tuple[Exportable, tuple[LayerStack, ...]] | None:
+    """Return a target truncated to first layers in which each kind of omitted layers is at least twice, and its stacks.
 
-    A period is one layer, or the layers after which their kinds repeat, such as three of one kind and one of another.
-    ``None``: the kinds of layers do not repeat, or the three have more than half of the layers of the whole model.
+    ``None``: no key truncates the model so, or half of its layers would remain.
+
+    Args:
+        module: the whole model, if it is built.
     """
     options = options_of(target)
     if not isinstance(target, Truncatable) or options.layers is not None or options.convention or options.real:
         return None
-    whole = max(stacks(target.build(workload)), key=lambda stack: stack.parameters, default=None)
-    if whole is None:
+    whole = {s.path: s for s in stacks(target.build(workload) if module is None else module)}
+    main = max(whole.values(), key=lambda stack: stack.parameters, default=None)
+    if main is None:
         return None
-    count = len(whole.kinds)
-    for period in range(1, count // 3 + 1):
-        before = next((i + 1 for i in reversed(range(count - period)) if whole.kinds[i] != whole.kinds[i + period]), 0)
-        least = max(before + period, 2)
-        first = least + (count - least) % period
-        depths = [first + i * period for i in range(3)]
-        if _TIMES * sum(depths) <= count and depths[-1] < count:
-            try:
-                cut = [_truncated(target, depth) for depth in depths]
-            except (BadInput, Incomplete):  # no key of the configuration truncates it
-                return None
-            kept = [{path: len(each) for path, each in one.cut.stretch.times} if one.cut else {} for one in cut]
-            if kept == [{whole.path: depth} for depth in depths]:
-                return cut, (count - depths[-1]) // period
-    return None
+    kept = _with_each_kind_twice(main)
+    if _TIMES * kept > len(main.kinds) or kept == len(main.kinds):
+        return None
+    try:
+        one = _truncated(target, kept)
+    except (BadInput, Incomplete):  # no key of the configuration truncates it
+        return None
+    times = dict(one.cut.stretch.times) if one.cut else {}
+    if len(times.get(main.path, ())) != kept or any(
+        len(each) < _with_each_kind_twice(whole[path]) for path, each in times.items()
+    ):
+        return None
+    return one, tuple(LayerStack(path, len(each), _numbered(whole[path])) for path, each in times.items())
+
+
+def _with_each_kind_twice(stack: Stack) -> int:
+    """Return the minimum number of first layers that has each kind, and each of the omitted ones twice."""
+    seen: Counter[LayerSignature] = Counter()
+    for at, kind in enumerate(stack.kinds):
+        seen[kind] += 1
+        if all(seen[each] > 1 for each in stack.kinds[at + 1 :]) and at + 1 >= stack.least:
+            return max(at + 1, 2)
+    return len(stack.kinds)
+
+
+def _numbered(stack: Stack) -> tuple[int, ...]:
+    """Return the kind of each layer as the number of the first layer of that kind."""
+    return tuple(map(stack.kinds.index, stack.kinds))
 
 
 def _first_equal(stack: Stack) -> int:
