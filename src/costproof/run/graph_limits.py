@@ -183,6 +183,8 @@ class GraphRun:
         Args:
             peaks: the known peaks by value.
         """
+        if room < 0:
+            return 1
         forms = self._forms(symbolic)
         if isinstance(forms, Incomplete):
             if setting != "batch":

@@ -257,7 +257,9 @@ def _forms(target: Exportable, stacks: Sequence[LayerStack], workload: Workload)
                 memory = exported_memory(on_fake_cpu(job))
             program, sizes = memory.program, memory.sizes
             if stacks:
-                whole = composed(program, stacks, sizes)
+                # A graph in symbols reads a size where it is needed first, in one layer alone.
+                steps = tuple(step for step in program.steps if step.events or len(step.reads) > 1)
+                whole = composed(replace(program, steps=steps), stacks, sizes)
                 if whole is None:
                     raise Incomplete("layers of one kind differ in memory", where=job.id)
                 program, sizes = whole.program, tuple(sizes[at] for at in whole.origin)
