@@ -79,6 +79,9 @@ class GraphRun:
         here: tuple[MemoryPoint, ...] = ()
         try:
             here = (MemoryPoint(own, held + self._cache(setting, own)),)
+            if held > room and not self._refusal(setting, 1):  # whatever the cache of another graph is there
+                yield MemoryLimit(setting, "weights and cache", "from", 1, here if own == 1 else ())
+                return
             at = self._first(setting, own, room - held)
             if at is None:
                 self._check_constant(setting, own)
