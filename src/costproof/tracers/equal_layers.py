@@ -6,7 +6,7 @@ ledger of b layers gives that of the whole model: a remaining layer stands for t
 models for as many layers as these differ in. If all omitted layers are of one kind, b is a + 1, the second to last
 layer stands for them, and the last one is the last of the whole model. The result is used only if
 
-- all kinds of layers remain, and those of omitted layers are among the last b - a too,
+- all kinds of layers remain, and the omitted layers are the last b - a several times, in any order,
 - the ledger of a layers gives that of b layers, node by node and symbol by symbol,
 - the whole model has the same parameters and buffers, by name, shape and dtype,
 - a run of the whole model on the meta device has the same FLOPs by torch's formulas, elements of results and calls in
@@ -212,15 +212,21 @@ def _two_depths(stack: Stack) -> tuple[int, int] | None:
     """Return the numbers of layers of the two truncated models that give the ledger of all layers; ``None``: none do.
 
     If all layers from one on are of one kind, the deeper model has one more of them than the other. Else the shallow
-    one has every kind, and the deeper one has those that are omitted once more.
+    one has every kind, and the layers that the deeper one has more are the omitted ones once, which are as many of each
+    kind several times: some costs outside of layers grow with these.
     """
     count, last = len(stack.kinds), stack.kinds[-1]
     first = next((i + 1 for i in reversed(range(count)) if stack.kinds[i] != last), 0)
     if count - first - 3 >= _FEWEST:
         return first + 2, first + 3
-    depth = max(stack.least, 2)
-    more = stack.more(depth)
-    return (depth, more) if _TIMES * more <= count and count - more >= _FEWEST else None
+    for more in range(stack.least + 1, min(count // _TIMES, count - _FEWEST) + 1):
+        omitted = Counter(stack.kinds[more:])
+        for depth in range(max(stack.least, 2), more):
+            added = Counter(stack.kinds[depth:more])
+            times = omitted.total() // added.total()
+            if omitted == Counter({kind: times * n for kind, n in added.items()}):
+                return depth, more
+    return None
 
 
 def _truncated(target: Truncatable, layers: int) -> Any:
