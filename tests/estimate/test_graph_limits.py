@@ -194,6 +194,8 @@ def test_a_limit_is_where_one_more_does_not_fit(monkeypatch: pytest.MonkeyPatch)
     assert (found.outcome, found.at, [p.bytes for p in found.points]) == ("from", 1_000, [100 + 15_984, 100 + 16_000])
     first = limit(monkeypatch, "text_tokens", 100 + 15)
     assert (first.outcome, first.at) == ("not solved", None)  # a graph of ten need not be that of one
+    alone = limit(monkeypatch, "text_tokens", 99)  # the weights take 100, whatever the cache of one token is
+    assert (alone.outcome, alone.at, alone.points) == ("from", 1, ())
 
 
 def test_a_run_that_the_model_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from costproof.ledger.peaks import CallPeaks, LiveTensor
 from costproof.opgraph.liveness import (
+    LayerStack,
     MemoryEvent,
     MemoryProgram,
     ProgramStep,
     Timeline,
+    composed,
     gap_parts,
     peak_of,
-    repeated,
     timeline,
 )
 
@@ -141,22 +144,49 @@ def test_what_the_graph_alone_holds_is_subtracted() -> None:
     assert sum(p.bytes for p in parts) == (10 + 100 + 5) - (10 + 100 + 20 + 5)
 
 
+def two_layers() -> MemoryProgram:
+    """x 10 becomes a 100; each of two layers reads a mask 7 and a state 3, keeps c 5 and makes o 100; then y 40."""
+    given = [tensor("x", size) for size in (10, 7, 3, 3)]
+    layers = [tensor(name, size, f"h.{i}") for i in range(2) for name, size in (("c", 5), ("o", 100))]
+    steps = (
+        ProgramStep((0, 4), (made(4),), "embed"),
+        ProgramStep((4, 1, 2, 5), (made(5),), "h.0"),
+        ProgramStep((4, 5, 6), (made(6),), "h.0"),
+        ProgramStep((6, 1, 3, 7), (made(7),), "h.1"),
+        ProgramStep((6, 7, 8), (made(8),), "h.1"),
+        ProgramStep((8, 9), (made(9),), "head"),
+    )
+    return MemoryProgram((*given, tensor("a", 100), *layers, tensor("y", 40)), (0, 1, 2, 3), steps, (5, 7, 9))
+
+
+def test_a_program_of_four_layers_from_one_of_two() -> None:
+    """The inputs are x 10, the mask 7 and four states of 3: 29. The mask goes where the last layer has read it."""
+    found = composed(two_layers(), [LayerStack("h", 2, (0, 0, 0, 0))])
+    assert found is not None
+    embed = [29, 129, 119]  # a, then without x
+    first = [124, 121, 221, 121]  # c, without the state, o, without a
+    second, third = [126, 123, 223, 123], [128, 125, 225, 125]  # each keeps 5 and gives back 3
+    last = [130, 123, 120, 220, 120]  # the mask goes, and then the state
+    head = [160, 60]  # y, without the last o: four times c and y remain
+    whole = timeline(found.program, inputs_held=False)
+    assert whole.held()[len(found.program.inputs) - 1 :] == [*embed, *first, *second, *third, *last, *head]
+    kept = [(found.program.tensors[i].name, found.program.tensors[i].module) for i in found.program.outputs]
+    assert sorted(kept) == [*(("c", f"h.{i}") for i in range(4)), ("y", "")]
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "third", "expected"),
+    "changed",
     [
-        ("xy", "xAyB", "xAAyBB", "xAAAAAyBBBBB"),
-        # What comes behind a block begins as the block does.
-        ("abx", "abcabx", "abcabcabx", "abcabcabcabcabcabx"),
-        ("xAy", "xAAy", "xAAAy", "xAAAAAAy"),
-        ("", "ab", "abab", "ababababab"),
-        ("xy", "xy", "xy", "xy"),
-        # Not twice, not at the same place, or not in one way alone: aab three times, or aa and b.
-        ("xy", "xAy", "xABy", None),
-        ("xyz", "xAyz", "xAyAz", None),
-        ("xy", "xAy", "xAAAy", None),
-        ("b", "ababab", "ababaababab", None),
+        pytest.param({3: ProgramStep((6, 1, 3, 5, 7), (made(7),), "h.1")}, id="reads more than the other"),
+        pytest.param({3: ProgramStep((6, 3, 7), (made(7),), "h.1")}, id="reads less than the other"),
+        pytest.param({5: ProgramStep((8, 6, 9), (made(9),), "head")}, id="the head reads another layer"),
     ],
 )
-def test_blocks_that_repeat(first: str, second: str, third: str, expected: str | None) -> None:
-    found = repeated((first, second, third), 3)
-    assert (None if found is None else "".join(found)) == expected
+def test_a_program_whose_layers_differ(changed: dict[int, ProgramStep]) -> None:
+    program = two_layers()
+    steps = tuple(changed.get(at, step) for at, step in enumerate(program.steps))
+    assert composed(replace(program, steps=steps), [LayerStack("h", 2, (0, 0, 0, 0))]) is None
+
+
+def test_a_program_with_one_layer_of_an_omitted_kind() -> None:
+    assert composed(two_layers(), [LayerStack("h", 2, (0, 1, 0, 1))]) is None

@@ -12,9 +12,11 @@ import sympy
 
 from costproof.algebra.symbols import parse
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import HuggingFace
 from costproof.models.registry import load_target
+from costproof.opgraph.liveness import MemoryProgram, timeline
 from costproof.tracers import equal_layers, static
 from costproof.tracers.equal_layers import ledger_of_equal_layers
 from costproof.tracers.peaks import calls
@@ -45,10 +47,18 @@ TOWERS: Final = {
         "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "projection_dim": 16,
     },
 }  # fmt: skip
+KINDS: Final = {
+    "model_type": "granitemoehybrid", "hidden_size": 16, "intermediate_size": 8, "shared_intermediate_size": 8,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64, "mamba_d_head": 8, "mamba_d_state": 4,
+    "mamba_n_heads": 4, "mamba_n_groups": 1, "mamba_chunk_size": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "position_embedding_type": "nope", "num_hidden_layers": 8,
+    "layer_types": 2 * ["mamba", "attention", "attention", "mamba"],
+}  # fmt: skip
 EQUAL: Final = [
     pytest.param(MOE, id="other layers first"),
     pytest.param(TOWERS, id="two stacks", marks=pytest.mark.thorough),
     pytest.param(HYBRID, id="a note with layers", marks=pytest.mark.thorough),
+    pytest.param(KINDS, id="two kinds"),
 ]  # fmt: skip
 DIFFERENT: Final[dict[str, dict[str, Any]]] = {
     "few layers": {**FALCON, "num_hidden_layers": 4},
@@ -168,30 +178,52 @@ OLMO3: Final = {
     "model_type": "olmo3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 16, "vocab_size": 64,
     "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 4,
 }  # fmt: skip
-REPEATING: Final = [
-    pytest.param({**FALCON, "num_hidden_layers": 5}, replace(PROMPT, new_tokens=2), 1, id="equal layers"),
-    pytest.param(FALCON, replace(PROMPT, new_tokens=2), 2, id="two more", marks=pytest.mark.thorough),
-    pytest.param(MOE, replace(PROMPT, attention="eager"), 3, id="other layers first", marks=pytest.mark.thorough),
-    pytest.param(HYBRID, replace(PROMPT, new_tokens=2), 3, id="states", marks=pytest.mark.thorough),
-    pytest.param(HYBRID, replace(PROMPT, inputs={"past": 3}), 3, id="chunk", marks=pytest.mark.thorough),
-    pytest.param(GRANITE, replace(PROMPT, new_tokens=2), 1, id="granite", marks=pytest.mark.thorough),
-    pytest.param(JAMBA, replace(PROMPT, new_tokens=2), 1, id="jamba", marks=pytest.mark.thorough),
-    pytest.param(QWEN3_NEXT, replace(PROMPT, new_tokens=2), 1, id="qwen3-next", marks=pytest.mark.thorough),
-    pytest.param(OLMO3, replace(PROMPT, new_tokens=2), 1, id="a pattern", marks=pytest.mark.thorough),
+
+
+def layers_of(data: dict[str, Any], kinds: str) -> dict[str, Any]:
+    """A configuration whose layers are of the kinds that the letters name: m or l, and a."""
+    names = {"m": "mamba", "l": "linear_attention", "a": "attention" if "m" in kinds else "full_attention"}
+    return {**data, "num_hidden_layers": len(kinds), "layer_types": [names[kind] for kind in kinds]}
+
+
+TWO_STEPS: Final = replace(PROMPT, new_tokens=2)
+CHUNK: Final = replace(PROMPT, inputs={"past": 3})
+COMPOSED: Final = [
+    pytest.param({**FALCON, "num_hidden_layers": 5}, TWO_STEPS, 2, id="equal layers"),
+    pytest.param(FALCON, TWO_STEPS, 2, id="an even number", marks=pytest.mark.thorough),
+    pytest.param(MOE, replace(PROMPT, attention="eager"), 4, id="other layers first", marks=pytest.mark.thorough),
+    pytest.param(HYBRID, TWO_STEPS, 2, id="states", marks=pytest.mark.thorough),
+    pytest.param(HYBRID, CHUNK, 2, id="chunk", marks=pytest.mark.thorough),
+    pytest.param(layers_of(GRANITE, "mmamammam"), TWO_STEPS, 5, id="granite, no period"),
+    pytest.param(JAMBA, TWO_STEPS, 4, id="jamba", marks=pytest.mark.thorough),
+    pytest.param(QWEN3_NEXT, TWO_STEPS, 4, id="qwen3-next", marks=pytest.mark.thorough),
+    # Two chunks of 64 tokens; the last layer is of the kind that is not the last of the truncated model.
+    pytest.param(layers_of(QWEN3_NEXT, "lalalal"), replace(TWO_STEPS, text_tokens=70), 4, id="two chunks"),
+    pytest.param(layers_of(QWEN3_NEXT, "lalalal"), CHUNK, 4, id="qwen3-next, chunk", marks=pytest.mark.thorough),
+    # Each cache of a window has a number, which the graph copies outside of the layers.
+    pytest.param(OLMO3, TWO_STEPS, 8, id="windows", marks=pytest.mark.thorough),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("data", "workload", "more"), REPEATING)
+@pytest.mark.parametrize(("data", "workload", "kept"), COMPOSED)
 def test_live_peaks_are_those_of_the_whole_export(
-    data: dict[str, Any], workload: Workload, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: dict[str, Any], workload: Workload, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(equal_layers, "_TIMES", 0)
     target = target_of(data, tmp_path)
-    cut = equal_layers.truncated_by_periods(target, workload)
-    assert (cut or ([], 0))[1] == more
+    model = target.build(workload)
+    cut = equal_layers.truncated_by_kinds(target, workload, model)
+    assert cut is not None
+    assert [stack.kept for stack in cut[1]] == [kept]
     whole = [job for _, job in calls.calls(target, workload)]
-    # Not the peak alone: all that the graph allocates and releases, step by step.
-    assert calls._from_periods(target, workload, whole) == [calls._released(job) for job in whole]
+    found = calls._from_kinds(target, workload, model, whole, silent)
+    assert found is not None
+    # Not the peak alone: the bytes after all that the graph allocates and releases, once it has its inputs.
+    assert [*map(held, found)] == [held(calls._program(job)) for job in whole]
+
+
+def held(program: MemoryProgram) -> list[int]:
+    return timeline(program, inputs_held=False).held()[len(program.inputs) - 1 :]
 
 
 @pytest.mark.thorough
@@ -199,12 +231,12 @@ def test_formulas_of_live_peaks_are_those_of_the_whole_export(tmp_path: Path, mo
     monkeypatch.setattr(equal_layers, "_TIMES", 0)
     target = target_of(FALCON, tmp_path)
     found = calls.released_forms(target, PROMPT)
-    monkeypatch.setattr(calls, "truncated_by_periods", lambda *_: None)
+    monkeypatch.setattr(calls, "truncated_by_kinds", lambda *_: None)
     assert [call.form for call in found] == [call.form for call in calls.released_forms(target, PROMPT)]
 
 
 def test_a_deep_layer_that_holds_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Layers 0 to 3 of 6 are alike, and so are the graphs of models with 2, 3 and 4 of them.
+    # Layers 0 and 1 of 6 are alike, which the truncated model has.
     from transformers.models.falcon import modeling_falcon
 
     forward, build = modeling_falcon.FalconMLP.forward, HuggingFace.make
@@ -223,14 +255,14 @@ def test_a_deep_layer_that_holds_more(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(modeling_falcon.FalconMLP, "forward", holding)
     monkeypatch.setattr(HuggingFace, "make", numbered)
     target = target_of({**FALCON, "vocab_size": 80}, tmp_path)
-    assert equal_layers.truncated_by_periods(target, PROMPT) is not None
+    model = target.build(PROMPT)
     whole = [job for _, job in calls.calls(target, PROMPT)]
-    assert calls._from_periods(target, PROMPT, whole) is None
-    monkeypatch.setattr(calls, "_run_steps", lambda job: [])  # the run alone contradicted
-    assert calls._from_periods(target, PROMPT, whole) is not None
+    assert calls._from_kinds(target, PROMPT, model, whole, silent) is None
+    monkeypatch.setattr(calls, "events_by_layer", lambda *_: {})  # the run alone contradicted
+    assert calls._from_kinds(target, PROMPT, model, whole, silent) is not None
 
 
-def test_models_that_do_not_repeat_are_exported_whole(tmp_path: Path) -> None:
-    # Three truncated models have 2 + 3 + 4 layers, which replace the export of 18 or more.
-    assert equal_layers.truncated_by_periods(target_of(FALCON, tmp_path), PROMPT) is None
-    assert equal_layers.truncated_by_periods(target_of({**FALCON, "num_hidden_layers": 18}, tmp_path), PROMPT)
+def test_models_with_few_layers_of_a_kind_are_exported_whole(tmp_path: Path) -> None:
+    # Two layers replace the export of 4 or more.
+    assert equal_layers.truncated_by_kinds(target_of({**FALCON, "num_hidden_layers": 3}, tmp_path), PROMPT) is None
+    assert equal_layers.truncated_by_kinds(target_of({**FALCON, "num_hidden_layers": 4}, tmp_path), PROMPT)

@@ -6,7 +6,7 @@ sizes. Most moments never exceed another one, whatever the sizes; they are dropp
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -40,6 +40,8 @@ class ProgramStep:
     """Numbers of the blocks that hold arguments and results of the operator."""
     events: tuple[MemoryEvent, ...]
     """Allocations and releases during the operator, which may consist of several operations."""
+    module: str = ""
+    """Path of the module that runs the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,66 +197,371 @@ def _key(tensor: LiveTensor) -> tuple[object, ...]:
     return (tensor.module, tensor.operator, tensor.name, tensor.shape, tensor.dtype, tensor.bytes)
 
 
-class MemoryStep(NamedTuple):
-    """Allocation or release of a memory block, with the same name in all equal layers."""
+@dataclass(frozen=True, slots=True)
+class LayerStack:
+    """Stack of layers in a truncated model, which are the first layers of a stack in the whole model."""
+
+    path: str
+    kept: int
+    """Number of layers of the truncated model."""
+    kinds: tuple[int, ...]
+    """Kind of each layer of the whole model, as a number."""
+
+    def layer(self, module: str) -> int | None:
+        """Return the layer that a module path is in; ``None`` outside of this stack."""
+        index, _, _ = module.removeprefix(f"{self.path}.").partition(".")
+        return int(index) if module.startswith(f"{self.path}.") and index.isdecimal() else None
+
+    def moved(self, module: str, layer: int | str) -> str:
+        """Return the path of the module at the same place in another layer; unchanged outside of this stack."""
+        own = self.layer(module)
+        return module if own is None else f"{self.path}.{layer}{module.removeprefix(f'{self.path}.{own}')}"
+
+    def like(self, layer: int) -> int:
+        """Return the layer of the truncated model that stands for a layer of the whole one: itself, if it remains."""
+        return layer if layer < self.kept else max(i for i in range(self.kept) if self.kinds[i] == self.kinds[layer])
+
+
+class ComposedProgram(NamedTuple):
+    """Memory program of a whole model, composed from that of a truncated one."""
+
+    program: MemoryProgram
+    origin: tuple[int, ...]
+    """For each block, the block of the truncated model that it is a copy of, or is itself."""
+
+
+def composed(
+    program: MemoryProgram,
+    stacks: Sequence[LayerStack],
+    sizes: Sequence[Size] = (),
+    constants: Mapping[int, int] | None = None,
+) -> ComposedProgram | None:
+    """Compose the memory program of a model with all layers from that of a model with the first ones.
+
+    An omitted layer uses memory as the last remaining layer of its kind: it has blocks of its own, such as its
+    activations and cache, reads those that the layer before hands on, and those that are outside of the layers. When a
+    block is released follows from the readers in the whole program. ``None`` unless remaining layers of one kind do
+    the same, step by step and block by block, and each layer runs once, in order.
+
+    Args:
+        program: that of the truncated model.
+        stacks: its stacks of layers.
+        sizes: bytes of each block as expressions, if they are to be compared in place of the numbers.
+        constants: number of further constants that the graph of the whole model copies outside of its layers, by bytes;
+            by default those for one layer alone.
+    """
+    try:
+        return _Composition(program, stacks, sizes).whole(constants)
+    except _NotComposedError:
+        return None
+
+
+class _NotComposedError(Exception):
+    """Raised if the layers of a program cannot be copied."""
+
+
+class _Run(NamedTuple):
+    """Consecutive steps of a program, in one layer or outside of all."""
+
+    stack: int
+    """Number of the stack; -1 outside."""
+    layer: int
+    steps: list[ProgramStep]
+
+
+_Token = tuple[str, int]
+"""What a block is to a layer: its own, an input for it alone, handed on by the layer before, or shared; and which."""
+
+
+class _Composition:
+    """A program by layers, and the whole program that is composed of copies of them."""
+
+    def __init__(self, program: MemoryProgram, stacks: Sequence[LayerStack], sizes: Sequence[Size]) -> None:
+        self.program, self.stacks = program, stacks
+        self.sizes = [str(size) for size in sizes] or [str(t.bytes) for t in program.tensors]
+        self.runs = self._runs()
+        self.maker = dict.fromkeys(program.inputs, -1)
+        self.readers: dict[int, dict[int, None]] = {}
+        for at, run in enumerate(self.runs):
+            for step in run.steps:
+                for event in step.events:
+                    if event.made:
+                        self.maker[event.tensor] = at
+                    elif self.maker[event.tensor] != at:
+                        raise _NotComposedError
+                for block in step.reads:
+                    self.readers.setdefault(block, {})[at] = None
+        self.own: list[list[int]] = [[] for _ in self.runs]
+        for block, at in self.maker.items():
+            if at >= 0:
+                self.own[at].append(block)
+        self.given: list[list[int]] = [[] for _ in self.runs]
+        self.prepared: list[list[int]] = [[] for _ in self.runs]
+        self.carried: list[list[int]] = [[] for _ in self.runs]
+        for at in range(len(self.runs)):
+            self._classify(at)
+        self.handed = [self._handed(at) for at in range(len(self.runs))]
+        self._check_kinds()
+        self.tensors: list[LiveTensor] = []
+        self.origin: list[int] = []
+        self.steps: list[ProgramStep] = []
+        self.outputs: list[int] = []
+        self.first: dict[int, int] = {}
+        """Number in the whole program of each block of the truncated one."""
+
+    def _runs(self) -> list[_Run]:
+        """Return the steps in runs of one layer; steps between two layers belong to the first of them."""
+        runs: list[_Run] = []
+        for step in self.program.steps:
+            places = ((i, stack.layer(step.module)) for i, stack in enumerate(self.stacks))
+            stack, layer = next(((i, n) for i, n in places if n is not None), (-1, 0))
+            if len(runs) > 1 and runs[-1].stack < 0 <= stack == runs[-2].stack and layer - runs[-2].layer in (0, 1):
+                between = runs.pop()
+                runs[-1].steps.extend(between.steps)
+            if not runs or (runs[-1].stack, runs[-1].layer) != (stack, layer):
+                runs.append(_Run(stack, layer, []))
+            runs[-1].steps.append(step)
+        for number, of in enumerate(self.stacks):
+            where = [(at, run.layer) for at, run in enumerate(runs) if run.stack == number]
+            first = where[0][0] if where else 0
+            if where and where != [(first + i, i) for i in range(of.kept)]:
+                raise _NotComposedError
+        return runs
+
+    def _layer_runs(self, stack: int) -> list[int]:
+        return [at for at, run in enumerate(self.runs) if run.stack == stack]
+
+    def _classify(self, at: int) -> None:
+        """Find the blocks that a layer alone is given, and those that the layer before hands on."""
+        run = self.runs[at]
+        if run.stack < 0:
+            return
+        for block in dict.fromkeys(block for step in run.steps for block in step.reads):
+            maker = self.maker[block]
+            if maker == -1 and [*self.readers[block]] == [at]:
+                self.given[at].append(block)
+            elif self._is_prepared(block, at):
+                self.prepared[at].append(block)
+            elif run.layer > 0 and maker == at - 1:
+                self.carried[at].append(block)
+            elif run.layer == 0 and 0 <= maker < at and self.runs[maker].stack != run.stack:
+                later = [i for i in self.readers[block] if self.runs[i].stack == run.stack and i != at]
+                if not later:  # as the embeddings; what later layers read too is shared
+                    self.carried[at].append(block)
+
+    def _is_prepared(self, block: int, at: int | None) -> bool:
+        """Return whether a block is made for one layer alone, outside of it and from nothing: a number of its cache.
+
+        Args:
+            at: the run of the layer; ``None`` for no layer.
+        """
+        maker = self.maker[block]
+        readers = {maker} if at is None else {maker, at}
+        if maker < 0 or self.runs[maker].stack >= 0 or {*self.readers[block]} != readers:
+            return False
+        steps = (step for step in self.runs[maker].steps if block in step.reads)
+        return all(step.reads == (block,) and all(e.tensor == block for e in step.events) for step in steps)
+
+    def _handed(self, at: int) -> tuple[int, ...]:
+        """Return which of a layer's own blocks the next layer reads, or whatever follows the last layer, in order."""
+        run = self.runs[at]
+        if run.stack < 0:
+            return ()
+        last = run.layer == self.stacks[run.stack].kept - 1
+        if not last:
+            allowed, found = {at, at + 1}, self.carried[at + 1]
+        else:
+            allowed = {at} | {i for i, other in enumerate(self.runs) if other.stack != run.stack}
+            after = (block for other in self.runs[at + 1 :] for step in other.steps for block in step.reads)
+            found = [block for block in dict.fromkeys(after) if self.maker[block] == at]
+        if any(self.readers.get(block, {}).keys() - allowed for block in self.own[at]):
+            raise _NotComposedError
+        return tuple(self.own[at].index(block) for block in found)
+
+    def _parts(self, at: int) -> tuple[tuple[str, list[int]], ...]:
+        given, prepared = ("given", self.given[at]), ("prepared", self.prepared[at])
+        return ("own", self.own[at]), given, prepared, ("carried", self.carried[at])
+
+    def _token(self, block: int, at: int) -> _Token:
+        for name, blocks in self._parts(at):
+            if block in blocks:
+                return name, blocks.index(block)
+        return "shared", block
+
+    def _check_kinds(self) -> None:
+        """Check that layers of one kind are alike, and that an omitted layer is like at least two."""
+        for number, of in enumerate(self.stacks):
+            runs = self._layer_runs(number)
+            if not runs:
+                continue
+            alike: dict[int, list[object]] = {}
+            for at in runs:
+                alike.setdefault(of.kinds[self.runs[at].layer], []).append(self._layer(at, of))
+            if any(len(alike.get(kind, [])) < 2 for kind in of.kinds[of.kept :]):
+                raise _NotComposedError
+            if any(one != same[0] for same in alike.values() for one in same):
+                raise _NotComposedError
+            # A layer of any kind can take what one of another hands on.
+            handed = {tuple(self._block(self.own[at][i])[1:] for i in self.handed[at]) for at in runs}
+            if len(handed) != 1 or any(len(self.carried[at]) != len(self.handed[runs[0]]) for at in runs):
+                raise _NotComposedError
+
+    def _block(self, block: int) -> tuple[object, ...]:
+        tensor = self.program.tensors[block]
+        # In symbols the shape of the example is none of the block.
+        return tensor.name, tensor.dtype, self.sizes[block]
+
+    def _layer(self, at: int, of: LayerStack) -> object:
+        """Return what a layer does, without its number."""
+        steps = tuple(
+            (
+                of.moved(step.module, "*"),
+                tuple(self._token(block, at) for block in step.reads),
+                tuple((self._token(event.tensor, at), event.made) for event in step.events),
+            )
+            for step in self.runs[at].steps
+        )
+        kept = tuple(i for i, block in enumerate(self.own[at]) if block in self.program.outputs)
+        returned = tuple(i for i, block in enumerate(self.given[at]) if block in self.program.outputs)
+        given = tuple(self._block(block)[1:] for block in self.given[at])
+        made = (*self.own[at], *self.prepared[at])
+        return steps, tuple(map(self._block, made)), given, kept, returned, self.handed[at]
+
+    def loose(self) -> list[int]:
+        """Return the constants that only steps outside of the layers use, the last of each size: numbers of a cache."""
+        found = {
+            self.program.tensors[block].bytes: block
+            for block, at in self.maker.items()
+            if at >= 0 and self.program.tensors[block].operator == CONSTANT and self._is_prepared(block, None)
+        }
+        return [*found.values()]
+
+    def whole(self, constants: Mapping[int, int] | None) -> ComposedProgram:
+        """Return the program of all layers."""
+        to = {block: self._add(block) for block in self.program.inputs}
+        extra: dict[tuple[int, int], dict[int, int]] = {}
+        copies: dict[int, list[dict[int, int]]] = {}
+        for number, of in enumerate(self.stacks):
+            runs = self._layer_runs(number)
+            for layer in range(of.kept, len(of.kinds) if runs else 0):
+                like = runs[of.like(layer)]
+                here = extra[number, layer] = {block: self._add(block, of, layer) for block in self.given[like]}
+                for block in self.prepared[like]:
+                    copies.setdefault(block, []).append(here)
+        if constants is not None:
+            tensors = self.program.tensors
+            left = Counter(constants)
+            for block, made in copies.items():
+                left[tensors[block].bytes] -= len(made) if tensors[block].operator == CONSTANT else 0
+            for block in self.loose():
+                copies[block] = [{} for _ in range(left.pop(tensors[block].bytes, 0))]
+            if any(left.values()):
+                raise _NotComposedError
+        for at, run in enumerate(self.runs):
+            for step in run.steps:
+                self._copy([step], to)
+                for there in copies.get(step.reads[0], ()) if run.stack < 0 and len(step.reads) == 1 else ():
+                    self._copy([step], there)
+            if run.stack < 0 or run.layer < self.stacks[run.stack].kept - 1:
+                continue
+            of, runs = self.stacks[run.stack], self._layer_runs(run.stack)
+            before, hands = to, runs[-1]
+            for layer in range(of.kept, len(of.kinds)):
+                like = runs[of.like(layer)]
+                handed = (before[self.own[hands][i]] for i in self.handed[hands])
+                own = {k: v for k, v in to.items() if self.maker[k] not in runs}
+                own |= dict(zip(self.carried[like], handed, strict=True)) | extra[run.stack, layer]
+                self._copy(self.runs[like].steps, own, of, layer)
+                kept = (*self.own[like], *self.given[like])
+                self.outputs += [own[block] for block in kept if block in self.program.outputs]
+                before, hands = own, like
+            # What follows reads that of the last layer.
+            to |= {
+                self.own[at][i]: before[self.own[hands][j]]
+                for i, j in zip(self.handed[at], self.handed[hands], strict=True)
+            }
+        self.outputs += [self.first[block] for block in self.program.outputs]
+        every = tuple(at for at, block in enumerate(self.origin) if self.maker[block] == -1)
+        program = MemoryProgram(tuple(self.tensors), every, tuple(self.steps), tuple(dict.fromkeys(self.outputs)))
+        return ComposedProgram(program, tuple(self.origin))
+
+    def _add(self, block: int, of: LayerStack | None = None, layer: int = 0) -> int:
+        tensor = self.program.tensors[block]
+        self.tensors.append(tensor if of is None else replace(tensor, module=of.moved(tensor.module, layer)))
+        self.origin.append(block)
+        self.first.setdefault(block, len(self.tensors) - 1)
+        return len(self.tensors) - 1
+
+    def _copy(
+        self, steps: Iterable[ProgramStep], to: dict[int, int], of: LayerStack | None = None, layer: int = 0
+    ) -> None:
+        """Add steps to the whole program, with the numbers of blocks there; blocks that they make get new ones."""
+        for step in steps:
+            for event in step.events:
+                if event.made:
+                    to[event.tensor] = self._add(event.tensor, of, layer)
+            self.steps.append(
+                ProgramStep(
+                    tuple(to[block] for block in step.reads),
+                    tuple(MemoryEvent(to[event.tensor], event.made) for event in step.events),
+                    step.module if of is None else of.moved(step.module, layer),
+                )
+            )
+
+
+OUTSIDE: Final = (-1, 0)
+"""Key of what is outside of all layers, in place of (stack, layer)."""
+
+
+CONSTANT: Final = "aten.lift_fresh_copy.default"
+"""Operator of a graph that copies a constant of the code; a run has ``lift_fresh`` in its place."""
+
+
+class LayerEvent(NamedTuple):
+    """Allocation or release of a block by a run, with the same name in all layers of a kind."""
 
     made: bool
-    tensor: tuple[str, ...]
-    """Name, operator, module and dtype of the tensor in the block, with ``*`` for layer numbers."""
-    size: str
-    """Bytes, or the text of an expression for them."""
+    name: str
+    operator: str
+    module: str
+    """Path of the module, with ``*`` for the number of the layer."""
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
 
 
-def repeated(growing: Iterable[Sequence[T]], more: int) -> list[T] | None:
-    """Extrapolate three growing sequences: return the sequence with ``more`` further copies of the repeated blocks.
+def events_by_layer(line: Timeline, stacks: Sequence[LayerStack]) -> dict[tuple[int, int], list[LayerEvent]]:
+    """Return what a run allocates outside of layers, and what it allocates and releases in each, by (stack, layer).
 
-    The second must be the first with blocks inserted, and the third the first with two copies of each at the same
-    places: x y, x A y B, x A A y B B. ``None`` if they are not, if they are in several ways that do not all give the
-    same sequence, or if there are too many ways to look at.
+    Inputs are left out, and so are releases of what another layer made.
     """
-    first, second, third = map(list, growing)
-    if len(third) - len(second) != len(second) - len(first):
-        return None
-    found: list[T] | None = None
-    ways: list[tuple[int, int, int, tuple[tuple[int, list[T]], ...]]] = [(0, 0, 0, ())]
-    for _ in range(_MOST_WAYS):
-        if not ways:
-            return found
-        i, j, k, blocks = ways.pop()
-        while i < len(first) and j < len(second) and k < len(third) and first[i] == second[j] == third[k]:
-            i, j, k = i + 1, j + 1, k + 1
-        if (i, j, k) == (len(first), len(second), len(third)):
-            made = _with_blocks(first, blocks, 2 + more)
-            if found is not None and made != found:
-                return None
-            found = made
-        # A block that begins earlier is equal to one that begins where the sequences differ, rotated.
-        for size in range(len(second) - j - (len(first) - i), 0, -1):
-            block = second[j : j + size]
-            if third[k : k + 2 * size] == [*block, *block]:
-                ways.append((i, j + size, k + 2 * size, (*blocks, (i, block))))
-    return None
+    found: dict[tuple[int, int], list[LayerEvent]] = {}
+    here = OUTSIDE
+    places: dict[int, tuple[int, int]] = {}
+    for event in line.events:
+        tensor = line.tensors[event.tensor]
+        if not tensor.operator:
+            continue
+        if event.made:
+            layers = ((i, of.layer(tensor.module)) for i, of in enumerate(stacks))
+            here = next(((i, layer) for i, layer in layers if layer is not None), OUTSIDE)
+            places[event.tensor] = here
+        elif here[0] < 0 or places[event.tensor] != here:
+            continue
+        module = tensor.module if here[0] < 0 else stacks[here[0]].moved(tensor.module, "*")
+        found.setdefault(here, []).append(
+            LayerEvent(event.made, tensor.name, tensor.operator, module, tensor.shape, tensor.dtype, tensor.bytes)
+        )
+    return found
 
 
-_MOST_WAYS: Final = 10_000
-
-
-def _with_blocks(first: Sequence[T], blocks: Iterable[tuple[int, list[T]]], copies: int) -> list[T]:
-    made, at = list[T](), 0
-    for i, block in blocks:
-        made += [*first[at:i], *copies * block]
-        at = i
-    return [*made, *first[at:]]
-
-
-def memory_steps(line: Timeline, sizes: Sequence[Size] = ()) -> list[MemoryStep]:
-    """Return the allocations and releases of a graph or a run, with the bytes as expressions if ``sizes`` has them."""
-    names = [tuple(_LAYER.sub("*", name) for name in (t.name, t.operator, t.module, t.dtype)) for t in line.tensors]
-    bytes_of = [str(size) for size in sizes] or [str(t.bytes) for t in line.tensors]
-    return [MemoryStep(e.made, names[e.tensor], bytes_of[e.tensor]) for e in line.events]
-
-
-_LAYER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
+def predicted(few: Mapping[tuple[int, int], T], stacks: Sequence[LayerStack]) -> dict[tuple[int, int], T]:
+    """Return what a run of the whole model does, by (stack, layer), if layers of one kind do the same."""
+    every = {key: value for key, value in few.items() if key[0] < 0}
+    for number, of in enumerate(stacks):
+        layers = {i: few[number, of.like(i)] for i in range(len(of.kinds)) if (number, of.like(i)) in few}
+        every |= {(number, i): value for i, value in layers.items()}
+    return every
 
 
 MOST: Final = 8
@@ -290,3 +597,9 @@ def _moments(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> Iterable[T
             alive[of] = alive.get(of, 0) + (n if event.made else -n)
         if event.made:
             yield {of: n for of, n in alive.items() if n}
+
+
+def outside_constants(program: MemoryProgram, stacks: Sequence[LayerStack]) -> Counter[int]:
+    """Return the number of constants that a graph copies outside of its layers, by their bytes."""
+    outside = (t for t in program.tensors if all(of.layer(t.module) is None for of in stacks))
+    return Counter(t.bytes for t in outside if t.bytes and t.operator == CONSTANT)

@@ -94,7 +94,7 @@ def document(found: Fits, form: Form) -> Document:
         body.append(Table(_labelled(found, *RANKS), "lrrrl", rows))
     solved = [limit_sentences(x, found) for x in found.limits]
     if form == "text":
-        lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
+        lines = tuple(line for said, sides in solved for line in (said, *([f"    {sides}"] if sides else ())))
         limits = DocumentSection("Limits, solved and evaluated on both sides:", [Items(lines)])
     else:
         says = [" ".join(map(plain_text, says))]

@@ -523,7 +523,7 @@ def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: 
     for setting in SETTINGS:
         yield from run.live_limit(setting, certain + unpacked, room)
         of = run
-        if cached and setting == "batch" and run.workload.batch == 1:
+        if cached and setting == "batch" and run.workload.batch == 1 and certain <= room:
             with suppress(BadInput, Incomplete):  # otherwise the limit is not solved, for this reason
                 of = export_target(run.target, replace(run.workload, batch=2)).exported or run
         if cached:

@@ -79,6 +79,9 @@ class GraphRun:
         here: tuple[MemoryPoint, ...] = ()
         try:
             here = (MemoryPoint(own, held + self._cache(setting, own)),)
+            if held > room and not self._refusal(setting, 1):  # whatever the cache of another graph is there
+                yield MemoryLimit(setting, "weights and cache", "from", 1, here if own == 1 else ())
+                return
             at = self._first(setting, own, room - held)
             if at is None:
                 self._check_constant(setting, own)
@@ -183,6 +186,8 @@ class GraphRun:
         Args:
             peaks: the known peaks by value.
         """
+        if room < 0:
+            return 1
         forms = self._forms(symbolic)
         if isinstance(forms, Incomplete):
             if setting != "batch":
@@ -346,15 +351,15 @@ class GraphRun:
             return self.holding
         from costproof.tracers.cache import cache_enabled, cached_export
         from costproof.tracers.derive.subject import size_limits
-        from costproof.tracers.equal_layers import COUNTED_FROM, truncated_by_periods
+        from costproof.tracers.equal_layers import COUNTED_FROM, truncated_by_kinds
 
         stages = {n.stage for n in self._cached()}
         with count_lock(), cache_enabled(True):
             target = self.target
             if any(COUNTED_FROM in note for note in self.ledger.notes) and (
-                cut := truncated_by_periods(target, self.workload)
+                cut := truncated_by_kinds(target, self.workload)
             ):
-                target = cut[0][-1]  # the costs are those of such a graph
+                target = cut[0]  # the costs are those of such a graph
             found = []
             for job in target.export_jobs(target.build(self.workload), self.workload):
                 free = frozenset().union(*(free_symbols(size.symbol) for size in job.sizes))

@@ -1,12 +1,13 @@
 """Compute the static ledger of a model with many equal layers from exports of its first layers.
 
-An export takes as long as a model has layers. Two truncated models, of b - 1 and b layers, are exported and costed. The
-ledger of b layers gives that of the whole model: the second to last layer stands for all omitted ones, the last one is
-the last of the whole model, and work outside the layers grows by its difference between the two models for every
-omitted layer. The result is used only if
+An export takes as long as a model has layers. Two truncated models, of a and b > a layers, are exported and costed. The
+ledger of b layers gives that of the whole model: a remaining layer stands for the omitted ones of its kind
+(:mod:`~costproof.models.generic.truncation`), and work outside the layers grows by its difference between the two
+models for as many layers as these differ in. If all omitted layers are of one kind, b is a + 1, the second to last
+layer stands for them, and the last one is the last of the whole model. The result is used only if
 
-- all layers from the second to last one on are of one kind (:mod:`~costproof.models.generic.truncation`),
-- the ledger of b - 1 layers gives that of b layers, node by node and symbol by symbol,
+- all kinds of layers remain, and the omitted layers are the last b - a several times, in any order,
+- the ledger of a layers gives that of b layers, node by node and symbol by symbol,
 - the whole model has the same parameters and buffers, by name, shape and dtype,
 - a run of the whole model on the meta device has the same FLOPs by torch's formulas, elements of results and calls in
   every module, and
@@ -32,9 +33,10 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
-from costproof.models.generic.truncation import Stack, stacks
+from costproof.models.generic.truncation import LayerSignature, Stack, stacks
 from costproof.models.specs import Run
 from costproof.models.target import Exportable, Runnable, Truncatable, options_of
+from costproof.opgraph.liveness import LayerStack
 from costproof.opgraph.merge import expression
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 _FEWEST: Final = 16
 """Least number of omitted layers for which two small exports and a run are faster than one export."""
 _TIMES: Final = 2
-"""Least ratio of a model's layers to those of three truncated models that replace the export of the model."""
+"""Least ratio of a model's layers to those of truncated models that replace the export of the model."""
 COUNTED_FROM: Final = "counted from exports of"
 
 
@@ -63,6 +65,8 @@ class _Cut:
     kept: int
     layers: int
     """Number of layers in the whole model."""
+    kinds: tuple[int, ...] = ()
+    """Kind of each layer of the whole model, as a number; empty if all omitted layers are of one kind."""
 
     def place(self, path: str) -> tuple[int, str] | None:
         """Return (layer index, path inside the layer) for a module path; ``None`` if it is outside of this stack."""
@@ -74,12 +78,34 @@ class _Cut:
         """Return the full path of the module at path ``rest`` inside layer number ``layer`` of this stack."""
         return ".".join(filter(None, (self.path, str(layer), rest)))
 
-    def stands_for(self, layer: int) -> range:
+    def like(self, layer: int) -> int:
+        """Return the layer of the truncated model that represents a layer of the whole model.
+
+        Of equal layers the second to last represents the omitted ones, and the last is the last of the whole model. Of
+        several kinds the last of each represents the omitted ones of its kind.
+        """
+        if self.kinds:
+            same = (i for i in range(self.kept) if self.kinds[i] == self.kinds[layer])
+            return layer if layer < self.kept else max(same)
+        return self.kept - 1 if layer == self.layers - 1 else min(layer, self.kept - 2)
+
+    def stands_for(self, layer: int) -> list[int]:
         """Return the layers of the whole model that a layer of the truncated model represents."""
-        if layer < self.kept - 2:
-            return range(layer, layer + 1)
-        last = self.layers - 1
-        return range(self.kept - 2, last) if layer == self.kept - 2 else range(last, last + 1)
+        return [i for i in range(self.layers) if self.like(i) == layer]
+
+    def times(self, before: int) -> int | None:
+        """Return how many times the omitted layers are those that this truncated model has more than one before.
+
+        ``None``: not a whole number of times.
+
+        Args:
+            before: number of layers of the truncated model before.
+        """
+        added, omitted = (Counter(self.kinds[i] if self.kinds else 0 for i in each) for each in (
+            range(before, self.kept), range(self.kept, self.layers)
+        ))  # fmt: skip
+        times = sum(omitted.values()) // sum(added.values())
+        return times if omitted == Counter({kind: times * n for kind, n in added.items()}) else None
 
 
 CountTarget = Callable[[Exportable, "nn.Module"], Ledger]
@@ -98,29 +124,32 @@ def ledger_of_equal_layers(
     if not isinstance(target, Truncatable) or options.layers is not None or options.convention or options.real:
         return None
     whole = {s.path: s for s in stacks(model)}
-    first = max((_first_equal(s) for s in whole.values() if len(s.kinds) >= _FEWEST), default=None)
-    if first is None:
+    long = [s for s in whole.values() if len(s.kinds) >= _FEWEST]
+    depths = max((d for s in long if (d := _two_depths(s)) is not None), default=None)
+    if depths is None:
         return None
     try:
-        shallow, deeper = (_truncated(target, first + more) for more in (2, 3))
+        shallow, deeper = (_truncated(target, depth) for depth in depths)
         cuts = _cuts(shallow, whole, workload), _cuts(deeper, whole, workload)
         if not all(cuts) or sum(cut.layers - cut.kept for cut in cuts[1]) < _FEWEST:
             return None
-        if [(cut.path, cut.kept + 1) for cut in cuts[0]] != [(cut.path, cut.kept) for cut in cuts[1]]:
+        more = depths[1] - depths[0]
+        if [(cut.path, cut.kept + more) for cut in cuts[0]] != [(cut.path, cut.kept) for cut in cuts[1]]:
             return None
         if any(t.invocations(workload) != target.invocations(workload) for t in (shallow, deeper)):
             return None
         built = [one.build(workload) for one in (shallow, deeper)]
         ledgers = count(shallow, built[0]), count(deeper, built[1])
-        between = [replace(cut, layers=more.kept) for cut, more in zip(*cuts, strict=True)]
+        between = [replace(less, layers=cut.kept, kinds=cut.kinds[: cut.kept]) for less, cut in zip(*cuts, strict=True)]
         if not _agree(*ledgers, between) or not _same_tensors(model, built[1], cuts[1]):
             return None
         runs = [module_work(one, workload, PLACES[0]) for one in (shallow, deeper, target)]
     except Exception:  # of a truncated model, or of third-party code: the export of the whole model reports errors
         return None
-    if not all(_same_work(fewer, more, own, cuts[1]) for fewer, more, own in zip(*runs, strict=True)):
+    times = {cut.path: cut.times(less.kept) for less, cut in zip(*cuts, strict=True)}
+    if not all(_same_work(fewer, deep, own, cuts[1], times) for fewer, deep, own in zip(*runs, strict=True)):
         return None
-    found, outside = ledgers[1], _grown(*ledgers, cuts[1])
+    found, outside = ledgers[1], _grown(*ledgers, cuts[1], times)
     if outside is None:
         return None
     nodes = tuple(_extrapolated(found.nodes, cuts[1], outside))
@@ -132,39 +161,72 @@ def ledger_of_equal_layers(
     return replace(found, nodes=nodes, notes=(*found.notes, note))
 
 
-def truncated_by_periods(target: Exportable, workload: Workload) -> tuple[list[Exportable], int] | None:
-    """Return three truncated targets, each deeper by one period of layers, and the number of omitted periods.
+def truncated_by_kinds(
+    target: Exportable, workload: Workload, module: nn.Module | None = None
+) -> tuple[Exportable, tuple[LayerStack, ...]] | None:
+    """Return a target truncated to first layers in which each kind of omitted layers is at least twice, and its stacks.
 
-    A period is one layer, or the layers after which their kinds repeat, such as three of one kind and one of another.
-    ``None``: the kinds of layers do not repeat, or the three have more than half of the layers of the whole model.
+    ``None``: no key truncates the model so, or half of its layers would remain.
+
+    Args:
+        module: the whole model, if it is built.
     """
     options = options_of(target)
     if not isinstance(target, Truncatable) or options.layers is not None or options.convention or options.real:
         return None
-    whole = max(stacks(target.build(workload)), key=lambda stack: stack.parameters, default=None)
-    if whole is None:
+    whole = {s.path: s for s in stacks(target.build(workload) if module is None else module)}
+    main = max(whole.values(), key=lambda stack: stack.parameters, default=None)
+    if main is None:
         return None
-    count = len(whole.kinds)
-    for period in range(1, count // 3 + 1):
-        before = next((i + 1 for i in reversed(range(count - period)) if whole.kinds[i] != whole.kinds[i + period]), 0)
-        least = max(before + period, 2)
-        first = least + (count - least) % period
-        depths = [first + i * period for i in range(3)]
-        if _TIMES * sum(depths) <= count and depths[-1] < count:
-            try:
-                cut = [_truncated(target, depth) for depth in depths]
-            except (BadInput, Incomplete):  # no key of the configuration truncates it
-                return None
-            kept = [{path: len(each) for path, each in one.cut.stretch.times} if one.cut else {} for one in cut]
-            if kept == [{whole.path: depth} for depth in depths]:
-                return cut, (count - depths[-1]) // period
+    kept = _with_each_kind_twice(main)
+    if _TIMES * kept > len(main.kinds) or kept == len(main.kinds):
+        return None
+    try:
+        one = _truncated(target, kept)
+    except (BadInput, Incomplete):  # no key of the configuration truncates it
+        return None
+    times = dict(one.cut.stretch.times) if one.cut else {}
+    if len(times.get(main.path, ())) != kept or any(
+        len(each) < _with_each_kind_twice(whole[path]) for path, each in times.items()
+    ):
+        return None
+    return one, tuple(LayerStack(path, len(each), _numbered(whole[path])) for path, each in times.items())
+
+
+def _with_each_kind_twice(stack: Stack) -> int:
+    """Return the minimum number of first layers that has each kind, and each of the omitted ones twice."""
+    seen: Counter[LayerSignature] = Counter()
+    for at, kind in enumerate(stack.kinds):
+        seen[kind] += 1
+        if all(seen[each] > 1 for each in stack.kinds[at + 1 :]) and at + 1 >= stack.least:
+            return max(at + 1, 2)
+    return len(stack.kinds)
+
+
+def _numbered(stack: Stack) -> tuple[int, ...]:
+    """Return the kind of each layer as the number of the first layer of that kind."""
+    return tuple(map(stack.kinds.index, stack.kinds))
+
+
+def _two_depths(stack: Stack) -> tuple[int, int] | None:
+    """Return the numbers of layers of the two truncated models that give the ledger of all layers; ``None``: none do.
+
+    If all layers from one on are of one kind, the deeper model has one more of them than the other. Else the shallow
+    one has every kind, and the layers that the deeper one has more are the omitted ones once, which are as many of each
+    kind several times: some costs outside of layers grow with these.
+    """
+    count, last = len(stack.kinds), stack.kinds[-1]
+    first = next((i + 1 for i in reversed(range(count)) if stack.kinds[i] != last), 0)
+    if count - first - 3 >= _FEWEST:
+        return first + 2, first + 3
+    for more in range(stack.least + 1, min(count // _TIMES, count - _FEWEST) + 1):
+        omitted = Counter(stack.kinds[more:])
+        for depth in range(max(stack.least, 2), more):
+            added = Counter(stack.kinds[depth:more])
+            times = omitted.total() // added.total()
+            if omitted == Counter({kind: times * n for kind, n in added.items()}):
+                return depth, more
     return None
-
-
-def _first_equal(stack: Stack) -> int:
-    """Return the index of the first layer from which on all layers are of the same kind."""
-    last = stack.kinds[-1]
-    return next((i + 1 for i in reversed(range(len(stack.kinds))) if stack.kinds[i] != last), 0)
 
 
 def _truncated(target: Truncatable, layers: int) -> Any:
@@ -172,13 +234,17 @@ def _truncated(target: Truncatable, layers: int) -> Any:
 
 
 def _cuts(target: Any, whole: Mapping[str, Stack], workload: Workload) -> list[_Cut]:
-    """Return the truncated layer stacks; empty if an omitted layer is of another kind than the last remaining one."""
+    """Return the truncated layer stacks; empty if a kind of omitted layers is none of those that remain."""
     if target.cut is None:
         return []
-    times = dict(target.cut.stretch.times)
-    if any({*each[:-1]} - {1} for each in times.values()):
-        return []
-    return [_Cut(path, len(each), len(whole[path].kinds)) for path, each in times.items()]
+    found = []
+    for path, each in target.cut.stretch.times:
+        kinds = _numbered(whole[path])
+        if not {*kinds} <= {*kinds[: len(each)]}:
+            return []
+        equal = len(each) > 1 and len({*kinds[len(each) - 2 :]}) == 1
+        found.append(_Cut(path, len(each), len(kinds), () if equal else kinds))
+    return found
 
 
 def _agree(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> bool:
@@ -206,42 +272,42 @@ def _extrapolated(
     Args:
         outside: nodes of the whole model outside of the layers, by id, if they differ.
     """
-    repeated: list[tuple[_Cut, str, CostNode]] = []
+    group: list[tuple[_Cut, int, str, CostNode]] = []
 
     def copies() -> Iterator[CostNode]:
-        for layer in repeated[0][0].stands_for(repeated[0][0].kept - 2) if repeated else ():
-            for cut, rest, node in repeated:
-                own = layer == cut.kept - 2
-                yield node if own else replace(node, module=cut.path_in(layer, rest), evidence=())
-        repeated.clear()
+        for layer in range(group[0][0].layers) if group else ():
+            like = group[0][0].like(layer)
+            for cut, own, rest, node in group:
+                if own == like:
+                    yield node if own == layer else replace(node, module=cut.path_in(layer, rest), evidence=())
+        group.clear()
 
     for node in nodes:
         found = _located(node.module, cuts)
-        is_repeated = found is not None and found[1] == found[0].kept - 2
-        if repeated and not (is_repeated and found is not None and found[0] is repeated[0][0]):
+        if group and (found is None or found[0] is not group[0][0] or found[1] < group[-1][1]):
             yield from copies()
         if found is None:
             yield outside.get(node.id, node)
-        elif is_repeated:
-            repeated.append((found[0], found[2], node))
         else:
-            cut, layer, rest = found
-            (whole,) = cut.stands_for(layer)
-            yield node if whole == layer else replace(node, module=cut.path_in(whole, rest), evidence=())
+            group.append((*found, node))
     yield from copies()
 
 
-def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> dict[str, CostNode] | None:
+_Times = Mapping[str, int | None]
+"""How many times the omitted layers are those that the deeper truncated model has more, by path of the stack."""
+
+
+def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut], times: _Times) -> dict[str, CostNode] | None:
     """Return the nodes of the whole model, by id, that are outside of layers and whose costs grow with each layer.
 
     ``None`` if stacks with different numbers of omitted layers are in one stage, so that it is not known whose layers
-    they grow with.
+    they grow with, or if the omitted layers are not those of the difference several times.
     """
     before = {n.id: n for n in fewer.nodes}
-    omitted: dict[str, set[int]] = {}
+    omitted: dict[str, set[int | None]] = {}
     for node in more.nodes:
         if (found := _located(node.module, cuts)) is not None:
-            omitted.setdefault(node.stage, set()).add(found[0].layers - found[0].kept)
+            omitted.setdefault(node.stage, set()).add(times[found[0].path])
     grown: dict[str, CostNode] = {}
     for node in more.nodes:
         old = before.get(node.id)
@@ -250,6 +316,8 @@ def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> dict[str, CostN
         if old is None or len(counts := omitted.get(node.stage, set())) != 1:
             return None
         (layers,) = counts
+        if layers is None:
+            return None
         costs: dict[Metric, int | None] = {}
         for metric in {**node.costs, **old.costs}:
             new, first = node.cost(metric), old.cost(metric)
@@ -279,9 +347,9 @@ def _same_tensors(whole: nn.Module, truncated: nn.Module, cuts: Sequence[_Cut]) 
     return given == tensors(whole)
 
 
-def _same_work(fewer: ModuleWork, more: ModuleWork, whole: ModuleWork, cuts: Sequence[_Cut]) -> bool:
+def _same_work(fewer: ModuleWork, more: ModuleWork, whole: ModuleWork, cuts: Sequence[_Cut], times: _Times) -> bool:
     """Return whether each module of the whole model does as much work as runs of both truncated models predict."""
-    layers = {cut.layers - cut.kept for cut in cuts}
+    layers = {*times.values()}
     for kind in ("flops", "elements", "calls"):
         before, after, own = (Counter(getattr(work, kind)) for work in (fewer, more, whole))
         given = Counter[str]()
@@ -293,8 +361,8 @@ def _same_work(fewer: ModuleWork, more: ModuleWork, whole: ModuleWork, cuts: Seq
                 )
             elif amount == before[path]:
                 given[path] = amount
-            elif len(layers) == 1:
-                given[path] = amount + sum(layers) * (amount - before[path])
+            elif len(layers) == 1 and (count := next(iter(layers))) is not None:
+                given[path] = amount + count * (amount - before[path])
             else:
                 return False
         if +given != +own:

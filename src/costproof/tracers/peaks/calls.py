@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from math import inf
 from pathlib import Path
 from types import FrameType
@@ -18,29 +18,33 @@ import torch
 
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT, STEPS
-from costproof.algebra.symbols import parse, text
+from costproof.algebra.symbols import text
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
-from costproof.ledger.peaks import CallPeaks, GapPart
+from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.specs import ExportJob
 from costproof.models.target import Exportable, options_of
 from costproof.opgraph.liveness import (
-    MemoryEvent,
-    MemoryStep,
+    OUTSIDE,
+    LayerEvent,
+    LayerStack,
+    MemoryProgram,
     Timeline,
+    composed,
+    events_by_layer,
     gap_parts,
-    memory_steps,
+    outside_constants,
     peak_form,
     peak_of,
-    repeated,
+    predicted,
     timeline,
 )
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooked
 from costproof.patches.nested import watched
 from costproof.patches.patch import gc_disabled
-from costproof.tracers.equal_layers import truncated_by_periods
+from costproof.tracers.equal_layers import truncated_by_kinds
 from costproof.tracers.exporting import map_arguments, with_sizes
 from costproof.tracers.guards import margins
 from costproof.tracers.peaks.program import (
@@ -89,16 +93,24 @@ def call_peaks(
     return tuple(found)
 
 
-def calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob]]:
-    """Yield each invocation with the export job that runs in it, at the sizes of the invocation."""
-    for invocation, job, values in _calls(target, workload):
+def calls(
+    target: Exportable, workload: Workload, model: torch.nn.Module | None = None
+) -> Iterator[tuple[str, ExportJob]]:
+    """Yield each invocation with the export job that runs in it, at the sizes of the invocation.
+
+    Args:
+        model: the model, if it is built.
+    """
+    for invocation, job, values in _calls(target, workload, model):
         yield invocation, with_sizes(job, _last_step(job, values))
 
 
-def _calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob, Mapping[str, int]]]:
+def _calls(
+    target: Exportable, workload: Workload, model: torch.nn.Module | None = None
+) -> Iterator[tuple[str, ExportJob, Mapping[str, int]]]:
     """Yield each invocation with its export job and the values of all symbols."""
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    for job in target.export_jobs(target.build(workload), workload):
+    for job in target.export_jobs(target.build(workload) if model is None else model, workload):
         for invocation in job.invocations:
             yield invocation, job, {**target.info().symbols, **values[job.stage, invocation]}
 
@@ -109,10 +121,11 @@ def _last_step(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
     return {name: value + more if name == str(CONTEXT) else value for name, value in values.items()}
 
 
-def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
+def released_peaks(target: Exportable, workload: Workload, progress: Progress = silent) -> dict[str, int]:
     """Return each stage's largest graph peak if each input is released after its last reader.
 
-    For a model whose layers repeat, the peaks follow from truncated models, if :func:`_from_periods` shows so.
+    For a model with several layers of each kind, the peaks follow from the graph of a truncated model, if
+    :func:`_from_kinds` shows so.
 
     Raises:
         Incomplete: a peak is unknown.
@@ -121,7 +134,9 @@ def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
         stage, why = next(iter(missing.items()))
         raise Incomplete("the graph peak cannot be computed", where=stage, got=f"not exported: {why}")
     found: dict[str, int] = {}
-    whole = list(calls(target, workload))
+    progress("peaks", 0, 1)
+    model = target.build(workload)
+    whole = list(calls(target, workload, model))
     for _, job in whole:
         if job.conventions:
             raise Incomplete(
@@ -129,90 +144,128 @@ def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
                 where=job.stage,
                 got="the exported graph differs from what runs, by its conventions",
             )
-    steps = _from_periods(target, workload, [job for _, job in whole])
+    programs = _from_kinds(target, workload, model, [job for _, job in whole], progress)
     for i, (_, job) in enumerate(whole):
+        progress("peaks", i, len(whole))
         with gc_disabled():
-            made = _released(job) if steps is None else steps[i]
-        held = accumulate(int(step.size) * (1 if step.made else -1) for step in made)
-        found[job.stage] = max(found.get(job.stage, 0), *held, 0)
+            program = _program(job) if programs is None else programs[i]
+        found[job.stage] = max(found.get(job.stage, 0), *timeline(program, inputs_held=False).held(), 0)
+    progress("peaks", len(whole), len(whole))
     return found
 
 
-def _released(job: ExportJob) -> list[MemoryStep]:
-    return memory_steps(timeline(exported_memory(on_fake_cpu(job)).program, inputs_held=False))
+def _program(job: ExportJob) -> MemoryProgram:
+    return exported_memory(on_fake_cpu(job)).program
 
 
-def _from_periods(target: Exportable, workload: Workload, whole: Sequence[ExportJob]) -> list[list[MemoryStep]] | None:
-    """Extrapolate the allocations and releases of each call's graph from three truncated models.
+def _from_kinds(
+    target: Exportable, workload: Workload, model: torch.nn.Module, whole: Sequence[ExportJob], progress: Progress
+) -> list[MemoryProgram] | None:
+    """Compose the memory program of each call's graph from that of a truncated model.
 
-    ``None`` unless each truncated model repeats the same steps once more than the one before, in its graphs and in runs
-    of its modules, and unless the runs give exactly the steps of a run of the whole module.
+    ``None`` unless layers of a kind do the same in the truncated model's graphs
+    (:func:`~costproof.opgraph.liveness.composed`), the program has the inputs of the whole model, and a run of the
+    whole module does in each layer, and outside of them, what one of the truncated module does.
 
     Args:
+        model: the whole model.
         whole: the jobs of all calls, at their sizes.
     """
     try:
-        if (found := truncated_by_periods(target, workload)) is None:
+        if (found := truncated_by_kinds(target, workload, model)) is None:
             return None
-        cut, more = found
-        alike = [list(calls(one, workload)) for one in cut]
-        names = [[(job.id, job.stage, job.conventions) for _, job in jobs] for jobs in alike]
-        if any(one != [(job.id, job.stage, job.conventions) for job in whole] for one in names):
+        cut, stacks = found
+        few = [job for _, job in calls(cut, workload)]
+        names = [[(job.id, job.stage, job.conventions) for job in jobs] for jobs in (few, whole)]
+        if names[0] != names[1]:
             return None
         every = []
-        for i, job in enumerate(whole):
-            few = [jobs[i][1] for jobs in alike]
+        for i, (job, own) in enumerate(zip(few, whole, strict=True)):
+            progress("peaks", i, len(whole))
             with gc_disabled():
-                made = repeated(map(_released, few), more)
-                if made is None or repeated(map(_run_steps, few), more) != _run_steps(job):
-                    return None
+                made = _composed(job, own, stacks)
+            if made is None:
+                return None
             every.append(made)
     except Exception:  # of a truncated model, or of third-party code: the export of the whole model reports errors
         return None
     return every
 
 
-def _run_steps(job: ExportJob) -> list[MemoryStep]:
-    return memory_steps(eager_run(on_fake_cpu(job))[0])
+def _composed(few: ExportJob, whole: ExportJob, stacks: Sequence[LayerStack]) -> MemoryProgram | None:
+    """Return the memory program of the whole module's graph; ``None`` if it is not shown to be that."""
+    ran, own = (eager_run(on_fake_cpu(job))[0] for job in (few, whole))
+    given, seen = predicted(events_by_layer(ran, stacks), stacks), events_by_layer(own, stacks)
+    outside, expected = Counter(seen.pop(OUTSIDE, ())), Counter(given.pop(OUTSIDE, ()))
+    # Only numbers in the caches of layers are made outside of these, as constants.
+    if given != seen or expected - outside or any(e.operator != _CONSTANT for e in outside - expected):
+        return None
+    program = _program(few)
+    copied, made, more = (
+        outside_constants(program, stacks), *(_constants(each) for each in (expected, outside - expected))
+    )  # fmt: skip
+    if copied and copied != made:  # a graph copies all constants of a run, or has them as attributes
+        return None
+    composition = composed(program, stacks, constants=more if copied else {})
+    if composition is None or _inputs(composition.program.tensors) != _inputs(own.tensors):
+        return None
+    return composition.program
+
+
+_CONSTANT: Final = "aten.lift_fresh.default"
+
+
+def _constants(events: Counter[LayerEvent]) -> Counter[int]:
+    """Return the number of constants that are not empty, by their bytes."""
+    found: Counter[int] = Counter()
+    for event, count in events.items():
+        found[event.bytes] += count if event.operator == _CONSTANT and event.bytes else 0
+    return +found
+
+
+def _inputs(tensors: Sequence[LiveTensor]) -> list[tuple[str, int, tuple[int, ...]]]:
+    return sorted((t.dtype, t.bytes, t.shape) for t in tensors if not t.operator)
 
 
 def released_forms(target: Exportable, workload: Workload) -> tuple[CallPeaks, ...]:
     """Return every call once for each moment that may be its graph peak, with the bytes that are alive then.
 
-    Each input is released after its last reader. For a model whose layers repeat, the moments are those of graphs in
-    which the steps of truncated models repeat. No run of the whole module confirms these graphs: they only propose
-    sizes to examine.
+    Each input is released after its last reader. For a model with several layers of each kind, the moments are those of
+    programs composed from a truncated model. No run of the whole module confirms these graphs: they only propose sizes
+    to examine.
 
     Raises:
         Incomplete: a peak is not known as a formula.
     """
-    found = truncated_by_periods(target, workload)
+    found = truncated_by_kinds(target, workload)
     if found is not None:
         with suppress(CostproofError):  # otherwise of the whole model
             return tuple(_forms(*found, workload))
-    return tuple(_forms([target], 0, workload))
+    return tuple(_forms(target, (), workload))
 
 
-def _forms(targets: Sequence[Exportable], more: int, workload: Workload) -> Iterator[CallPeaks]:
-    """Yield the moments of a model, or of one with ``more`` periods of layers than the last of three truncated ones.
+def _forms(target: Exportable, stacks: Sequence[LayerStack], workload: Workload) -> Iterator[CallPeaks]:
+    """Yield the moments of a model, or of the whole model that a truncated one with these stacks is a part of.
 
     Raises:
-        Incomplete: an export has no such peak, or the steps of the models do not repeat.
+        Incomplete: an export has no such peak, or layers of a kind differ.
     """
     made: dict[str, sympy.Expr] = {}
-    for same in zip(*(_calls(one, workload) for one in targets), strict=True):
-        invocation, job, _ = same[-1]
+    for invocation, job, _ in _calls(target, workload):
         if job.id not in made:
             with gc_disabled():
-                memory = [exported_memory(on_fake_cpu(one)) for _, one, _ in same]
-            lines = [memory_steps(timeline(m.program, inputs_held=False), m.sizes) for m in memory]
-            steps = repeated(lines, more) if more else lines[0]
-            if steps is None:
-                raise Incomplete("the layers of truncated models do not repeat in memory", where=job.id)
-            sizes = list(dict.fromkeys(step.size for step in steps))
-            events = (MemoryEvent(sizes.index(step.size), step.made) for step in steps)
+                memory = exported_memory(on_fake_cpu(job))
+            program, sizes = memory.program, memory.sizes
+            if stacks:
+                # A graph in symbols reads a size where it is needed first, in one layer alone.
+                steps = tuple(step for step in program.steps if step.events or len(step.reads) > 1)
+                whole = composed(replace(program, steps=steps), stacks, sizes)
+                if whole is None:
+                    raise Incomplete("layers of one kind differ in memory", where=job.id)
+                program, sizes = whole.program, tuple(sizes[at] for at in whole.origin)
             last = {CONTEXT: CONTEXT + STEPS - 1} if job.repeated else {}
-            made[job.id] = peak_form(events, [parse(size) for size in sizes], inf).xreplace(last)
+            events = timeline(program, inputs_held=False).events
+            made[job.id] = peak_form(events, sizes, inf).xreplace(last)
         for moment in made[job.id].args if made[job.id].func == sympy.Max else (made[job.id],):
             yield CallPeaks(job.stage, invocation, job.id, None, None, form=text(moment))
 

@@ -127,7 +127,7 @@ class _ProgramReader:
         with enable_python_dispatcher() if _in_symbols((arguments, named)) else nullcontext():
             self.values[node] = target(*arguments, **named)
         result = self.values[node]
-        return ProgramStep(self._numbers((arguments, named, result)), tuple(self.seen.events[before:]))
+        return ProgramStep(self._numbers((arguments, named, result)), tuple(self.seen.events[before:]), self.module)
 
     def _numbers(self, values: Any) -> tuple[int, ...]:
         found = (self.seen.number(v) for v in tree_iter(values) if isinstance(v, torch.Tensor))
