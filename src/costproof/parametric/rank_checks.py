@@ -733,7 +733,11 @@ def _dispatched(found: Parallel, workload: Workload, sizes: RoutedLayers) -> Ite
                     above = max(0, getattr(row, metric) - getattr(bound, metric))
                     yield Recount(stage, f"{form}, {routing} above bound", metric, above, 0)
         exchanged = [c for c in found.collectives if (c.stage, c.group) == (stage, "ep/tp")]
-        if DISPATCH in workload.inputs or not exchanged:
+        if DISPATCH in workload.inputs:  # in 8 bytes, how many pairs come for each expert of another rank
+            numbers = times * 8 * (experts - len(_held(experts, mesh.ep, 0)))
+            pairs_sent = next(d.sent_bytes for d in found.dispatches if (d.form, d.routing) == ("all-to-all", "given"))
+            both = pairs_sent + numbers, sum(c.sent_bytes for c in exchanged)
+            yield Recount(stage, "all-to-all, and its collectives", "sent_bytes", *both)
             continue
         weight = 4 if any("float32" in c.dtype.split(", ")[1:] for c in exchanged) else item
         named = times * (sum(alike) - alike[(mine + 1) % len(alike)]) * sizes.top_k * (8 + weight)
