@@ -533,6 +533,30 @@ def test_runs_that_are_refused(name: str, settings: dict[str, Any], where: str) 
     assert where in {problem.where for problem in caught.value.problems}
 
 
+@pytest.mark.parametrize(
+    ("settings", "data", "said"),
+    [
+        ({"tp": 2, "ep": 2}, [[[[0, 1]]] * 32], "these ranks send no tokens to experts"),
+        ({}, [[[[0, 1]]] * 32], "these ranks send no tokens to experts"),
+        ({"dp": 2, "ep": 2, "batch": 2}, [[[[0, 1]]] * 32], r"wrong number of tokens.*\n.*\[0\]\[0\]\n.*2\n.*1"),
+        ({"dp": 2, "ep": 2, "batch": 2}, [[[[0, 1], [0, 2]]] * 31], r"wrong number of layers.*\n.*\n.*32\n.*31"),
+        ({"dp": 2, "ep": 2, "batch": 2}, [[[[0, 1], [0, 8]]] * 32], r"invalid choice.*\n.*prefill\[0\]\[0\]\[1\]"),
+        (
+            {"tp": 2, "dp": 2, "ep": 4, "batch": 2, "dispatch": "all-to-all"}, [[[[0, 1], [0, 2]]] * 32],
+            r"ranks with whole attention(.*\n){4}.*leave out --dispatch",
+        ),
+        (
+            {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all"}, [[[[0, 1], [0, 2]]] * 32],
+            "a rank without a single pair",
+        ),
+    ],
+)  # fmt: skip
+def test_routing_files_that_are_refused(settings: dict[str, Any], data: Any, said: str, tmp_path: Path) -> None:
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": data}), encoding="utf-8")
+    with pytest.raises(Problems, match=said):
+        target("mixtral").workload(**{**TOKEN, **settings, "pairs": tmp_path / "routing.json"})
+
+
 def test_a_mesh_of_one_device_is_the_same_run() -> None:
     model = target("llama")
     assert model.workload(tp=1, ep=1, pp=1, dp=1, cp=1, rank=0) == model.workload()

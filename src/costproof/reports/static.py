@@ -80,7 +80,8 @@ DISPATCH: Final = (
     " bound: the most that any routing needs; uniform: the mean if every choice that the router may make is equally"
     " likely.{given} A rank sends copies of its tokens, and the results of the copies that it gets. Nodes of by-node"
     " are those of h100-sxm; ranks with the same place in their node exchange. Left out: the numbers and weights of"
-    " chosen experts, collectives along tp, and copies inside a node of by-node. A low-latency copy has a header of 16 B."
+    " chosen experts, collectives along tp, and copies inside a node of by-node. A low-latency copy has a header of 16"
+    " B."
 )
 ROUTED: Final = (
     " given: exact for the routing file, by a formula and by a second count token by token; {run} the graph and the run"
