@@ -161,6 +161,7 @@ def test_experts_over_uneven_batches_by_hand(rank: int, own: int, following: int
     """Of three sequences of 10 tokens the ranks have two and one; each of 48 layers gathers 2 x 2048 + 8 x (8 + 2) B.
 
     Experts get all 30 tokens: 30 x 8 pairs of 3 x 2 x 2048 x 768 FLOPs, on both ranks, where one device has as many.
+    By all-to-all half of a rank's pairs leave in the mean, and it returns results of half of the other's.
     """
     model = target("qwen3-30b-a3b")
     found = ranks(model, dp=2, ep=2, batch=3, text_tokens=10, rank=rank)
@@ -171,7 +172,9 @@ def test_experts_over_uneven_batches_by_hand(rank: int, own: int, following: int
     }
     experts = {d.amount for d in found.duplicates if d.what.startswith("rows of experts") and d.metric == "flops"}
     assert experts == {48 * 30 * 8 * 3 * 2 * 2048 * 768}
-    assert found.dispatches == ()  # of equal batches only
+    sent_bytes = {(d.form, d.routing): d.sent_bytes for d in found.dispatches}
+    assert sent_bytes["all-gather", "any"] == 48 * (30 - following + 30 - own) * 4096
+    assert sent_bytes["all-to-all", "uniform"] == 48 * (own + (30 - own)) * 4 * 4096
 
 
 def test_experts_over_batches_by_hand() -> None:
@@ -517,6 +520,8 @@ def test_plans_are_those_of_transformers() -> None:
         ("mixtral", {"dp": 2, "ep": 2, "batch": 3, "dispatch": "all-to-all", "pairs": "1,1;1,1"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all"}, "--dispatch, --pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "pairs": "1,1;1,1"}, "--dispatch, --pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "pairs": ""}, "--dispatch, --pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": ""}, "--dispatch, --pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "1,2;1,1"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,0;2,0"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,x;2"}, "--pairs"),

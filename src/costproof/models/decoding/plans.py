@@ -527,7 +527,7 @@ def _pair_problems(config: SharedDecoder, workload: Workload) -> Iterator[BadInp
     """Yield an error for each reason why a routing is not one of the run, or cannot be counted."""
     mesh, inputs = workload.mesh, workload.inputs
     text, exchanged = str(inputs.get(PAIRS, "")), DISPATCH in inputs
-    table = is_table(text) if text else False
+    table = PAIRS in inputs and is_table(text)
     if (exchanged and not text) or (table and not exchanged):
         what, fix = "how many pairs of a token and an expert ranks send each other depends on the routing", None
         where, expected = f"--{DISPATCH}, --{PAIRS}", "both, or none"
