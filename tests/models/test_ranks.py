@@ -562,6 +562,15 @@ def test_routing_files_that_are_refused(settings: dict[str, Any], data: Any, sai
         target("mixtral").workload(**{**TOKEN, **settings, "pairs": tmp_path / "routing.json"})
 
 
+def test_no_limits_of_a_batch_with_a_given_routing(tmp_path: Path) -> None:
+    """Another batch, or another length, has other tokens, of which the file has no choices."""
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [[[[0, 1], [2, 5]]] * 32]}), encoding="utf-8")
+    run = "mixtral-8x7b@chat,text_tokens=1,new_tokens=0,batch=2,dp=2,ep=2"
+    found = [costproof.fits(f"{run}{more}", on="h200-sxm") for more in ("", f",pairs={tmp_path}/routing.json")]
+    assert [bool(fits.limits) for fits in found] == [True, False]
+    assert any(note.startswith("no limits are solved") for note in found[1].notes)
+
+
 def test_a_mesh_of_one_device_is_the_same_run() -> None:
     model = target("llama")
     assert model.workload(tp=1, ep=1, pp=1, dp=1, cp=1, rank=0) == model.workload()

@@ -337,7 +337,8 @@ def batched(values: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
-_COPIES_IN, _SENDS, _PARTNERS = routing.copies_in, RoutedCall.sends, DispatchForm.partners
+_COPIES_IN: Any = routing.copies_in
+_SENDS, _PARTNERS = RoutedCall.sends, DispatchForm.partners
 _SPLITS_OF = routing.splits_of
 ROUTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a copy for each expert": (
