@@ -161,6 +161,7 @@ def test_experts_over_uneven_batches_by_hand(rank: int, own: int, following: int
     """Of three sequences of 10 tokens the ranks have two and one; each of 48 layers gathers 2 x 2048 + 8 x (8 + 2) B.
 
     Experts get all 30 tokens: 30 x 8 pairs of 3 x 2 x 2048 x 768 FLOPs, on both ranks, where one device has as many.
+    By all-to-all half of a rank's pairs leave in the mean, and it returns results of half of the other's.
     """
     model = target("qwen3-30b-a3b")
     found = ranks(model, dp=2, ep=2, batch=3, text_tokens=10, rank=rank)
@@ -171,7 +172,9 @@ def test_experts_over_uneven_batches_by_hand(rank: int, own: int, following: int
     }
     experts = {d.amount for d in found.duplicates if d.what.startswith("rows of experts") and d.metric == "flops"}
     assert experts == {48 * 30 * 8 * 3 * 2 * 2048 * 768}
-    assert found.dispatches == ()  # of equal batches only
+    sent_bytes = {(d.form, d.routing): d.sent_bytes for d in found.dispatches}
+    assert sent_bytes["all-gather", "any"] == 48 * (30 - following + 30 - own) * 4096
+    assert sent_bytes["all-to-all", "uniform"] == 48 * (own + (30 - own)) * 4 * 4096
 
 
 def test_experts_over_batches_by_hand() -> None:
@@ -517,6 +520,8 @@ def test_plans_are_those_of_transformers() -> None:
         ("mixtral", {"dp": 2, "ep": 2, "batch": 3, "dispatch": "all-to-all", "pairs": "1,1;1,1"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all"}, "--dispatch, --pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "pairs": "1,1;1,1"}, "--dispatch, --pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "pairs": ""}, "--dispatch, --pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": ""}, "--dispatch, --pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "1,2;1,1"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,0;2,0"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,x;2"}, "--pairs"),
@@ -531,6 +536,39 @@ def test_runs_that_are_refused(name: str, settings: dict[str, Any], where: str) 
     with pytest.raises(Problems) as caught:
         model.workload(**{**TOKEN, **settings})
     assert where in {problem.where for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "said"),
+    [
+        ({"tp": 2, "ep": 2}, [[[[0, 1]]] * 32], "these ranks send no tokens to experts"),
+        ({}, [[[[0, 1]]] * 32], "these ranks send no tokens to experts"),
+        ({"dp": 2, "ep": 2, "batch": 2}, [[[[0, 1]]] * 32], r"wrong number of tokens.*\n.*\[0\]\[0\]\n.*2\n.*1"),
+        ({"dp": 2, "ep": 2, "batch": 2}, [[[[0, 1], [0, 2]]] * 31], r"wrong number of layers.*\n.*\n.*32\n.*31"),
+        ({"dp": 2, "ep": 2, "batch": 2}, [[[[0, 1], [0, 8]]] * 32], r"invalid choice.*\n.*prefill\[0\]\[0\]\[1\]"),
+        (
+            {"tp": 2, "dp": 2, "ep": 4, "batch": 2, "dispatch": "all-to-all"}, [[[[0, 1], [0, 2]]] * 32],
+            r"ranks with whole attention(.*\n){4}.*leave out --dispatch",
+        ),
+        (
+            {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all"}, [[[[0, 1], [0, 2]]] * 32],
+            "a rank without a single pair",
+        ),
+    ],
+)  # fmt: skip
+def test_routing_files_that_are_refused(settings: dict[str, Any], data: Any, said: str, tmp_path: Path) -> None:
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": data}), encoding="utf-8")
+    with pytest.raises(Problems, match=said):
+        target("mixtral").workload(**{**TOKEN, **settings, "pairs": tmp_path / "routing.json"})
+
+
+def test_no_limits_of_a_batch_with_a_given_routing(tmp_path: Path) -> None:
+    """Another batch, or another length, has other tokens, of which the file has no choices."""
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [[[[0, 1], [2, 5]]] * 32]}), encoding="utf-8")
+    run = "mixtral-8x7b@chat,text_tokens=1,new_tokens=0,batch=2,dp=2,ep=2"
+    found = [costproof.fits(f"{run}{more}", on="h200-sxm") for more in ("", f",pairs={tmp_path}/routing.json")]
+    assert [bool(fits.limits) for fits in found] == [True, False]
+    assert any(note.startswith("no limits are solved") for note in found[1].notes)
 
 
 def test_a_mesh_of_one_device_is_the_same_run() -> None:

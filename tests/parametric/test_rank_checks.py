@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ import costproof
 from costproof.estimate import links, routing
 from costproof.estimate.links import devices_in
 from costproof.estimate.memory import MeshTried
-from costproof.estimate.routing import RoutedLayers
+from costproof.estimate.routing import DispatchForm, RoutedCall, RoutedLayers
 from costproof.ledger import workload as workloads
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Coordinates, Mesh, Parallel, pairs_of
@@ -265,7 +268,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         "llama-3.1-8b", {"pp": 3},
     ),
     "pairs that come as those that go": (
-        _replaced(rank_checks, "splits_of", lambda inputs, rank: (pairs_of(inputs)[rank],) * 2),
+        _replaced(rank_checks, "splits_of", lambda run, *of: ((pairs_of(run.inputs)[run.rank],) * 2,)),
         "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all",
                           "pairs": "5+3;4+4"},
     ),
@@ -323,6 +326,57 @@ def test_given_plans_agree_with_their_layouts(ranks: int) -> None:
         for rank in (0, ranks - 1):
             run = {"tp": ranks, "plan": plan, "rank": rank, **({"ep": ep} if ep > 1 else {})}
             assert counted(target.with_keys(keys) if keys else target, run).plan == f"the given plan ({plan})"
+
+
+def _in_another_order(call: RoutedCall, mesh: Mesh) -> tuple[int, ...]:
+    """Give the first rank of a group along tp the tokens of the last."""
+    return tuple(n for of in batched(_SENDS(call, mesh), mesh.tp) for n in reversed(of))
+
+
+def batched(values: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+_COPIES_IN: Any = routing.copies_in
+_SENDS, _PARTNERS = RoutedCall.sends, DispatchForm.partners
+_SPLITS_OF = routing.splits_of
+ROUTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+    "a copy for each expert": (
+        _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert")),
+        "",
+    ),
+    "slices in another order": (_replaced(RoutedCall, "sends", _in_another_order), ""),
+    "results of the rank's own group along tp are left out": (
+        _replaced(DispatchForm, "partners", lambda self, mesh, rank: _PARTNERS(self, mesh, rank)[1:]), "",
+    ),
+    "layers in another order": (_replaced(rank_checks, "splits_of", lambda *of: _SPLITS_OF(*of)[::-1]), "all-to-all"),
+}  # fmt: skip
+"""Mistakes in a given routing, each with the dispatch that the sources count."""
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_a_planted_mistake_in_a_given_routing_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixtral with two layers; three sequences of seven tokens and two steps, or two of them in the prompt only."""
+    (plant, dispatch), rng = ROUTED[name], random.Random(name)
+    stages = {"prefill": (1, 14)} if dispatch else {"prefill": (1, 21), "decode": (2, 3)}
+    data = {stage: [[[rng.sample(range(8), 2) for _ in range(tokens)] for _ in range(2)] for _ in range(calls)]
+            for stage, (calls, tokens) in stages.items()}  # fmt: skip
+    (tmp_path / "routing.json").write_text(json.dumps(data), encoding="utf-8")
+    given = {"text_tokens": 7, "dp": 2, "pairs": tmp_path / "routing.json"}
+    of_prompt = {"ep": 2, "batch": 2, "new_tokens": 0, "dispatch": dispatch}
+    given |= of_prompt if dispatch else {"tp": 2, "ep": 4, "batch": 3}
+    target: Any = load_target("mixtral-8x7b")
+    target = target.with_keys({"layers": 2})
+    runs = [given | {"rank": rank} for rank in range(2 if dispatch else 4)]
+    for run in runs:
+        assert {d.routing for d in counted(target, run).dispatches} == {"any", "given", "bound", "uniform"}
+    plant(monkeypatch)
+    routing.layer_copies.cache_clear()
+    with pytest.raises(Bug):
+        [counted(target, run) for run in runs]
+    routing.layer_copies.cache_clear()
 
 
 PLANTED_IN_PAGES: dict[str, dict[str, Any]] = {

@@ -174,13 +174,16 @@ def test_ranks_of_a_report_are_those_of_its_json(
 
 def test_columns_of_the_dispatch_table(tmp_path: Path) -> None:
     _, text, _, parallel = reported(tmp_path, *configured(tmp_path, SMALL_EXPERTS), *EXPERTS)
-    heads = ("Stage", "Call", "Form", "Routing", "Copies", "Sent", "Sent, fp8 dispatch", "FLOPs of experts")
+    sent = ("Sent", "Received", "Sent, fp8 dispatch")
+    heads = ("Stage", "Call", "Form", "Routing", "Copies", *sent, "FLOPs of experts")
     rows, known = table(text, *heads), parallel["dispatches"]
     assert len(rows) == len(known) > 0
     for row, of in zip(rows, known, strict=True):
         assert [row[x] for x in heads[:4]] == [of[x] for x in ("stage", "invocation", "form", "routing")]
         assert float(row["Copies"]) == pytest.approx(float(Fraction(of["copies"])), rel=1e-3)
-        assert [exact(row[x]) for x in heads[5:]] == [of[x] for x in ("sent_bytes", "fp8_bytes", "expert_flops")]
+        assert [exact(row[x]) for x in heads[5:]] == [
+            of[x] for x in ("sent_bytes", "received_bytes", "fp8_bytes", "expert_flops")
+        ]
     assert len({(of["sent_bytes"], of["fp8_bytes"], of["expert_flops"]) for of in known}) > 1
 
 

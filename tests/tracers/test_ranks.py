@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -23,6 +25,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding.ranks import COPIED, keep_stage
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
+from costproof.parametric.targets import evaluate_formulas
 from costproof.patches.sharding import cut_to_stage, fake_group
 from costproof.run.counters import record_counters
 from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
@@ -268,6 +271,27 @@ def test_pairs_of_a_given_routing() -> None:
         assert [*collectives(ledger).values()] == [expected]
         flops = [n.cost("flops") or 0 for n in ledger.nodes if n.module.endswith("experts") and "flops" in n.costs]
         assert sum(flops) == 15 * 3 * 2 * 64 * 32
+
+
+def test_pairs_of_a_routing_by_layer(tmp_path: Path) -> None:
+    """Rank 1 keeps all its 12 pairs in both layers; rank 0 keeps its own in the first, and sends half in the second.
+
+    So experts of rank 1 run on 12 and on 18 pairs, of which 6 came and go back. In each layer it says of 4 experts of
+    the other, in 8 bytes, how many pairs they get.
+    """
+    own, mixed = [[[0, 1]] * 6 + [[5, 4]] * 6, [[0, 4]] * 6 + [[7, 5]] * 6]
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [[own, mixed]]}), encoding="utf-8")
+    target = small("qwen3-moe", layers=2)
+    routed: dict[str, Any] = {"dispatch": "all-to-all", "pairs": tmp_path / "routing.json"}
+    work = workload(target, dp=2, ep=2, rank=1, text_tokens=6, new_tokens=0, **routed)
+    expected = [(32, (12 + 12) * 128 + 64, 3), (6 * 128 + 32, (12 + 18) * 128 + 64, 3)]
+    for ledger in (
+        evaluate_formulas(target, work), static_ledger(target, work), dynamic_ledger(target, work).ledger
+    ):  # fmt: skip
+        assert [found for _, found in sorted(collectives(ledger).items())] == expected
+        flops = [sum(n.cost("flops") or 0 for n in ledger.nodes if n.module == f"model.layers.{i}.mlp.experts")
+                 for i in (0, 1)]  # fmt: skip
+        assert flops == [12 * 3 * 2 * 64 * 32, 18 * 3 * 2 * 64 * 32]
 
 
 def test_stages_in_turn_return_what_one_device_returns() -> None:

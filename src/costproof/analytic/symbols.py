@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from costproof.ledger.capture import SymbolDoc
@@ -51,7 +51,7 @@ def row_symbols(sizes: Mapping[str, int]) -> dict[str, SymbolDoc]:
 PAST_SYMBOLS: Final = {"C": SymbolDoc("C", "tokens in the cache before the prefill")}
 """Additional symbols of a decoder run whose prefill begins with a filled cache."""
 
-MESH_SYMBOLS: Final = {
+MESH_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "tp": SymbolDoc("t", "ranks that share the weights of each layer"),
     "ep": SymbolDoc("e", "ranks that share the experts of each layer"),
     "text_vocab_rank": SymbolDoc("v_r", "rows of the vocabulary that the rank holds"),
@@ -66,6 +66,22 @@ MESH_SYMBOLS: Final = {
     "fsdp_rank": SymbolDoc("r_f", "number of the rank among those that store parts of each parameter, from 0"),
 }
 """Additional symbols of a decoder on one rank of a mesh."""
+
+
+def rank_symbols(names: Iterable[str]) -> dict[str, SymbolDoc]:
+    """Return the symbols of a rank, with those of single layers, if they are routed in different ways.
+
+    Args:
+        names: all symbols of the run.
+    """
+    found = dict(MESH_SYMBOLS)
+    for name in names:
+        of, _, layer = name.rpartition("_")
+        if of in ("text_pairs_sent", "text_pairs_got"):
+            latex, meaning = f"n_{{{of[11]},{layer}}}", f"{MESH_SYMBOLS[of].meaning}, in layer {layer} with experts"
+            found[name] = SymbolDoc(latex, meaning)
+    return found
+
 
 DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_hidden": SymbolDoc("h", "width of the decoder"),

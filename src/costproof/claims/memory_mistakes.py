@@ -31,7 +31,7 @@ from costproof.claims.terms import ClaimTerm, nodes_of, tokens_of
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.mesh import ON_ONE_DEVICE
+from costproof.ledger.mesh import on_one_device
 from costproof.ledger.metrics import COMM, METRICS, PEAK_METRICS, UNPACKING, Metric
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.peaks import CallPeaks, Peak
@@ -156,7 +156,7 @@ _SHARED_HEADS: Final = (".attention", ".attention.k", ".attention.v")
 
 def _of_one_device(term: ClaimTerm) -> Fraction:
     """Return a term's cost on one device divided by its cost on the rank."""
-    whole = substitute(term, **ON_ONE_DEVICE)
+    whole = substitute(term, **on_one_device(term.values))
     return _copied_heads(term) if whole is None else whole
 
 

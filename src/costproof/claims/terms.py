@@ -24,7 +24,7 @@ from costproof.algebra.symbols import parse
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
-from costproof.ledger.mesh import ON_ONE_DEVICE
+from costproof.ledger.mesh import ON_ONE_DEVICE, on_one_device
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES
@@ -230,7 +230,9 @@ def shared_symbols(capture: Capture) -> dict[str, int]:
 
 def _values(capture: Capture) -> CallValues:
     everywhere = shared_symbols(capture)
-    common = {n: everywhere[n] for n in (*capture.target.symbols, "B", "b", *MESH) if n in everywhere}
+    common = {
+        n: everywhere[n] for n in (*capture.target.symbols, "B", "b", *on_one_device(everywhere)) if n in everywhere
+    }
     found: dict[tuple[str, str], Mapping[str, int]] = {(i.stage, i.id): capture.values(i) for i in capture.invocations}
     if rows := capture.workload.rows:
         longest = {LONGEST_NEW: max(r.new for r in rows), LONGEST_CONTEXT: max(r.past + r.new for r in rows)}

@@ -143,8 +143,11 @@ def mesh_options(*operands: str) -> Callable[[F], F]:
             return command(*args, **{**choices, **spread})
 
         add: Any = with_settings
-        pairs = "Numbers of (token, expert) pairs that ranks send each other, a row for each sender: 6,2;3,5."
-        add = click.option("--pairs", metavar="N,..;N,..", help=pairs)(add)
+        pairs = (
+            "Routing: numbers of (token, expert) pairs that ranks send each other, a row for each sender, 6,2;3,5; or "
+            "a JSON file with the experts of each token, as of roofline --routing."
+        )
+        add = click.option("--pairs", metavar="N,..;N,..|FILE", help=pairs)(add)
         forms, ways = ("all-gather", "all-to-all"), ("ring", "zigzag", "ulysses")
         add = click.option(
             "--dispatch", type=ChoiceParam(*forms), help="Collective that takes tokens to experts on other ranks."

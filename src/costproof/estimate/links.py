@@ -33,7 +33,7 @@ from typing import Final, Literal
 from costproof.estimate.hardware import Device, machine
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import PAIRS, Mesh
+from costproof.ledger.mesh import DISPATCH, Mesh
 from costproof.ledger.metrics import UNFUSED
 from costproof.ledger.workload import Workload
 
@@ -236,7 +236,7 @@ def collective_bounds(
                 group = workload.mesh.ranks_of(kind, axis_of(part, kind), workload.rank)
                 rate, payload = rates.per_byte(kind, group), costs["comm_payload_bytes"] or 0
                 moved = payload
-                if kind == "all_to_all" and PAIRS in workload.inputs:
+                if kind == "all_to_all" and DISPATCH in workload.inputs:
                     rate, moved = rates.per_sent_byte(group, workload.rank), costs["comm_bytes"] or 0
                 nodes = len({rank // rates.node if rates.node else 0 for rank in group})
                 assert rate is not None  # link_rates has asked for all of a mesh

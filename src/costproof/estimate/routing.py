@@ -19,6 +19,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
+from hashlib import sha256
 from math import ceil, comb
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -27,10 +29,11 @@ from costproof.algebra.symbols import parse
 from costproof.estimate.hardware import machine
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
-from costproof.ledger.files import read_json
-from costproof.ledger.mesh import Dispatch, Mesh
+from costproof.ledger.files import content, json_in, read_json
+from costproof.ledger.mesh import DISPATCH, EP_BATCHES, PAIRS, Dispatch, Mesh, own_batch, pairs_of, shard
 from costproof.ledger.metrics import FLOOR, UNFUSED, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.workload import Workload
 
 Routing = Literal["bound", "uniform", "given"]
 ROUTINGS: Final[tuple[Routing, ...]] = ("bound", "uniform")
@@ -198,6 +201,17 @@ def given_experts(
 ) -> Fraction:
     """Return the mean number of experts that a layer reads per call, according to a routing file.
 
+    Args and errors are those of :func:`given_choices`.
+    """
+    every = [*given_choices(data, stage, place, sizes, where)]
+    return Fraction(sum(len({expert for row in rows for expert in row}) for rows in every), len(every))
+
+
+def given_choices(
+    data: Any, stage: str, place: tuple[int, int], sizes: tuple[int, int, int, int], where: str
+) -> Iterator[list[list[int]]]:
+    """Yield, for each call of a stage, the experts of every token in a layer, according to a routing file.
+
     Args:
         data: stage -> calls -> layers with experts -> tokens -> the numbers of the experts that the token passes.
         place: index of the layer, and number of layers.
@@ -213,15 +227,13 @@ def given_experts(
         raise BadInput(
             "the routing has no entry for this stage", where=f"{where}, $.{stage}", expected="a list of calls"
         )
-    total = 0
     for i, call in enumerate(_list(data[stage], calls, "calls", f"{where}, $.{stage}")):
         at = f"{where}, $.{stage}[{i}]"
         mine = _list(call, layers, "layers with experts", at)[layer]
         rows = _list(mine, tokens, "tokens", f"{at}[{layer}]")
         for j, row in enumerate(rows):
             _check_choice(row, experts, top_k, f"{at}[{layer}][{j}]")
-        total += len({expert for row in rows for expert in row})
-    return Fraction(total, calls)
+        yield rows
 
 
 def _list(value: Any, length: int, what: str, where: str) -> list[Any]:
@@ -287,6 +299,25 @@ class RoutedLayers:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedCall:
+    """Tokens that the ranks of a mesh route to experts in each call of a stage.
+
+    A rank sends a slice of the tokens that it shares with the others of its group along ``tp``.
+    """
+
+    stage: str
+    invocation: str
+    batches: tuple[int, ...]
+    """Tokens of the batch of each rank in a call, by rank; ranks along ``tp`` have the same batch."""
+    calls: int
+
+    def sends(self, mesh: Mesh) -> tuple[int, ...]:
+        """Return the number of tokens in a call that each rank sends to experts, by rank."""
+        slices = (shard(tokens, mesh.tp, rank % mesh.tp) for rank, tokens in enumerate(self.batches))
+        return tuple(behind - first for first, behind in slices)
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchForm:
     """A method of sending tokens to the experts of other ranks and their results back."""
 
@@ -297,6 +328,10 @@ class DispatchForm:
     header: int = 0
     """Bytes before the hidden state in each copy of a token."""
 
+    def units(self, mesh: Mesh) -> int:
+        """Return the number of receivers among which the experts of an ``ep`` group are divided: ranks, or nodes."""
+        return mesh.ep // node_size() if self.unit == "node" else mesh.ep
+
     def copies(self, sizes: RoutedLayers, mesh: Mesh, *, uniform: bool) -> Fraction:
         """Return the copies of a token that leave its rank or node: the mean for uniform routing, or the maximum.
 
@@ -304,12 +339,27 @@ class DispatchForm:
         """
         if self.unit == "batch":
             return Fraction(mesh.batches - 1)
-        units = mesh.ep // node_size() if self.unit == "node" else mesh.ep
-        others = Fraction(units - 1, units)
+        units = self.units(mesh)
+        if uniform:
+            return (units - 1) * self.arriving(sizes, mesh, uniform=True)
         if self.unit == "expert":
-            most = min(sizes.top_k, sizes.experts - sizes.experts // units)
-            return sizes.top_k * others if uniform else Fraction(most)
-        return (units - 1) * sizes.reached(units) if uniform else Fraction(min(sizes.most_units(units), units - 1))
+            return Fraction(min(sizes.top_k, sizes.experts - sizes.experts // units))
+        return Fraction(min(sizes.most_units(units), units - 1))
+
+    def arriving(self, sizes: RoutedLayers, mesh: Mesh, *, uniform: bool) -> Fraction:
+        """Return the copies of a token of another rank that reach a given receiver: their mean, or the maximum."""
+        units = self.units(mesh)
+        if self.unit == "expert":
+            return Fraction(sizes.top_k, units) if uniform else Fraction(min(sizes.top_k, sizes.experts // units))
+        return sizes.reached(units) if uniform else Fraction(1)
+
+    def partners(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
+        """Return the other ranks from which a rank receives copies, and to which it returns results.
+
+        Between nodes these are the ranks with the same place in their node, which pass copies on inside it.
+        """
+        group, step = mesh.group("ep", rank), node_size() if self.unit == "node" else 1
+        return tuple(other for other in group if other != rank and (other - rank) % step == 0)
 
 
 NODES_OF: Final = "h100-sxm"
@@ -336,33 +386,204 @@ def fp8_bytes(hidden: int) -> int:
 
 
 def dispatch_rows(
-    sizes: RoutedLayers, mesh: Mesh, tokens: Mapping[tuple[str, str], tuple[int, int, int]], item: int
+    sizes: RoutedLayers, mesh: Mesh, rank: int, every: Iterable[RoutedCall], item: int, routing: str = ""
 ) -> Iterator[Dispatch]:
-    """Yield the bytes and FLOPs of a rank for each dispatch method, with uniform routing and as a maximum.
+    """Yield the bytes and FLOPs of a rank for each dispatch method: of a given and of uniform routing, and at most.
 
-    The gathered form is exact: its kernel gets all pairs of a token and an expert. In other forms a rank sends a slice
-    of the tokens that it shares with those of its group along ``tp``.
+    The gathered form is exact: its kernel gets all pairs of a token and an expert, and parts of unequal size travel as
+    in :class:`~costproof.analytic.collectives.GatheredTokens`. In other forms a rank sends copies of its own tokens,
+    and returns a result for each copy that it receives.
 
     Args:
-        tokens: (stage, invocation) -> the tokens of the batch in a call, those that the rank sends, and calls.
+        every: calls of all stages.
         item: bytes of an element.
+        routing: a routing as :func:`stored_routing` returns it, if one is given.
+
+    Raises:
+        BadInput: the routing does not match the run.
     """
-    wide, narrow, node = sizes.hidden * item, fp8_bytes(sizes.hidden), node_size()
-    for (stage, invocation), (batch, own, calls) in tokens.items():
-        every = batch * mesh.batches
+    group, wide, narrow = mesh.group("ep", rank), sizes.hidden * item, fp8_bytes(sizes.hidden)
+    place, row = group.index(rank), 6 * sizes.hidden * sizes.inner
+    for call in every:
+        sends, times = call.sends(mesh), sizes.layers * call.calls
+        tokens = sum(sends[other] for other in group)
         for form in DISPATCHES:
-            gathers, units = form.unit == "batch", mesh.ep // node if form.unit == "node" else mesh.ep
-            if form.unit == "node" and (mesh.ep <= node or mesh.ep % node):
+            if form.unit == "node" and (mesh.ep <= node_size() or mesh.ep % node_size()):
                 continue
-            for routing in ("any",) if gathers else ("bound", "uniform"):
-                uniform = routing == "uniform"
-                if uniform and form.unit in ("rank", "node") and not sizes.nested(units):
+            ahead, partners = form.header + wide, form.partners(mesh, rank)
+            routings = ("given", "bound", "uniform") if routing else ("bound", "uniform")
+            for assumed in ("any",) if form.unit == "batch" else routings:
+                uniform, sent_to = assumed == "uniform", tuple[int, ...]()
+                if uniform and form.unit in ("rank", "node") and not sizes.nested(form.units(mesh)):
                     continue
-                copies = form.copies(sizes, mesh, uniform=uniform)
-                pairs = Fraction(every * min(sizes.top_k, sizes.experts // mesh.ep))
-                if gathers or uniform:
-                    pairs = Fraction(every * sizes.top_k, 1 if gathers else mesh.ep)
-                times = sizes.layers * calls * (batch if gathers else own)
-                sent, sent_fp8 = (ceil(times * copies * (out + wide + form.header)) for out in (wide, narrow))
-                flops = ceil(sizes.layers * calls * pairs * 6 * sizes.hidden * sizes.inner)
-                yield Dispatch(stage, invocation, form.name, routing, str(copies), sent, sent_fp8, flops)
+                if form.unit == "batch":
+                    copies, pairs = form.copies(sizes, mesh, uniform=False), Fraction(times * tokens * sizes.top_k)
+                    ring = mesh.group(EP_BATCHES, rank)
+                    before, after = (ring[(ring.index(rank) + i) % len(ring)] for i in (-1, 1))
+                    # Dispatched and returned bytes that are sent, then those that are received.
+                    moved = [Fraction(times * (tokens - call.batches[r])) for r in (after, rank, rank, before)]
+                elif assumed == "given":
+                    found = copies_in(routing, call, sizes, mesh, form.unit)
+                    own = place // node_size() if form.unit == "node" else place
+                    sent_to = found[rank]
+                    out, into = sum(sent_to) - sent_to[own], sum(found[other][own] for other in partners)
+                    mine = times * sends[rank]
+                    copies, moved = Fraction(out, mine or 1), [Fraction(n) for n in (out, into, into, out)]
+                    to_experts = copies_in(routing, call, sizes, mesh, "expert")
+                    pairs = Fraction(sum(to_experts[other][place] for other in group))
+                else:
+                    copies = form.copies(sizes, mesh, uniform=uniform)
+                    each = form.arriving(sizes, mesh, uniform=uniform)
+                    leave, arrive = times * sends[rank] * copies, times * sum(sends[r] for r in partners) * each
+                    moved = [leave, arrive, arrive, leave]
+                    most = Fraction(min(sizes.top_k, sizes.experts // mesh.ep))
+                    pairs = times * tokens * (Fraction(sizes.top_k, mesh.ep) if uniform else most)
+                sent, received = (ceil(out * ahead + back * wide) for out, back in (moved[:2], moved[2:]))
+                sent_fp8 = ceil(moved[0] * (form.header + narrow) + moved[1] * wide)
+                yield Dispatch(
+                    call.stage, call.invocation, form.name, assumed, str(copies), sent, sent_fp8, ceil(pairs * row),
+                    received, sent_to,
+                )  # fmt: skip
+
+
+# --- A given routing of the tokens of all ranks ----------------------------------------------------------------------
+
+_DIGEST: Final = " sha256:"
+_READ: Final[dict[str, Any]] = {}
+"""Last routings that were read, by digest."""
+_MOST_READ: Final = 4
+
+
+def is_table(text: str) -> bool:
+    """Return whether a text states pairs of ranks as numbers, rather than the path of a routing file."""
+    return {*text} <= {*"0123456789,;+ "} or not (_DIGEST in text or Path(text).suffix or os.path.exists(text))
+
+
+def stored_routing(text: str) -> str:
+    """Return a routing file as a workload stores it: its path, and the beginning of the digest of its content.
+
+    Args:
+        text: the path of a JSON file as :func:`given_choices` reads it, or the stored form.
+
+    Raises:
+        BadInput: the file cannot be read, is not JSON, or is not the one that was stored.
+    """
+    path, _, known = text.partition(_DIGEST)
+    if known in _READ:
+        return text
+    raw = content(Path(path), what="routing")
+    digest = sha256(raw).hexdigest()[:16]
+    if known and known != digest:
+        raise BadInput(
+            "the routing is not the one of this run", where=path, expected=f"sha256 {known}…", got=f"{digest}…",
+            fix="count the run again with the file as it is",
+        )  # fmt: skip
+    if not raw.strip():
+        raise BadInput("the routing is an empty file", where=path, expected='JSON: {"prefill": [..]}')
+    data = json_in(raw, where=path, what="routing")
+    for old in [*_READ][: 1 - _MOST_READ]:
+        del _READ[old]
+    _READ[digest] = data
+    return f"{path}{_DIGEST}{digest}"
+
+
+def routing_data(text: str) -> Any:
+    """Return the content of a routing file by its stored form.
+
+    Raises:
+        BadInput: as :func:`stored_routing`.
+    """
+    return _READ[stored_routing(text).partition(_DIGEST)[2]]
+
+
+@lru_cache(maxsize=8)
+def _choices(routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh) -> list[list[list[list[int]]]]:
+    """Return the checked choices of the tokens of all ranks: layers with experts -> calls -> tokens -> experts."""
+    data, where, tokens = routing_data(routing), routing.partition(_DIGEST)[0], sum(call.sends(mesh))
+    of_layer = sizes.experts, sizes.top_k, tokens, call.calls
+    found = []
+    for layer in range(sizes.layers):
+        found.append([*given_choices(data, call.stage, (layer, sizes.layers), of_layer, where)])
+        for i, rows in enumerate(found[-1] if sizes.best_groups < sizes.groups else ()):
+            for j, row in enumerate(rows):
+                groups = len({expert * sizes.groups // sizes.experts for expert in row})
+                if groups > sizes.best_groups:
+                    raise BadInput(
+                        "the router chooses no such experts", where=f"{where}, $.{call.stage}[{i}][{layer}][{j}]",
+                        expected=f"experts of at most {sizes.best_groups} of the {sizes.groups} groups",
+                        got=f"{row}, of {groups} groups",
+                    )  # fmt: skip
+    return found
+
+
+@lru_cache(maxsize=16)
+def layer_copies(
+    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return layer -> rank -> receiver in its ``ep`` group -> copies of the rank's tokens, itself included.
+
+    In all calls of the stage. Tokens of the batch are those of the ranks one after another, and of a group along ``tp``
+    the slices of its ranks.
+
+    Args:
+        unit: ``expert`` for a copy for each chosen expert, ``rank`` or ``node`` for one for each of these with any.
+
+    Raises:
+        BadInput: the routing does not match the run.
+    """
+    units = mesh.ep // node_size() if unit == "node" else mesh.ep
+    senders = [rank for rank, tokens in enumerate(call.sends(mesh)) for _ in range(tokens)]
+    layers = []
+    for of_calls in _choices(routing, call, sizes, mesh):
+        found = [[0] * units for _ in range(mesh.world)]
+        for rows in of_calls:
+            for rank, row in zip(senders, rows, strict=True):
+                receivers = [expert * units // sizes.experts for expert in row]
+                for receiver in receivers if unit == "expert" else {*receivers}:
+                    found[rank][receiver] += 1
+        layers.append(tuple(map(tuple, found)))
+    return tuple(layers)
+
+
+def copies_in(
+    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str
+) -> tuple[tuple[int, ...], ...]:
+    """Return the sums of :func:`layer_copies` over layers: rank -> receiver -> copies."""
+    layers = layer_copies(routing, call, sizes, mesh, unit)
+    return tuple(tuple(map(sum, zip(*of_rank, strict=True))) for of_rank in zip(*layers, strict=True))
+
+
+Splits = tuple[tuple[int, ...], tuple[int, ...]]
+"""Numbers of (token, expert) pairs that a rank sends to, and receives from, each rank of its ``ep`` group."""
+
+
+def prompt_pairs(workload: Workload, layers: int, experts: int, top_k: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there in the prompt.
+
+    A table of pairs holds for every layer. Empty if no routing is given.
+
+    Args:
+        layers: number of layers with experts.
+
+    Raises:
+        BadInput: the text is not such a table, or the file does not match the run.
+    """
+    mesh, given = workload.mesh, str(workload.inputs.get(PAIRS, ""))
+    if is_table(given):
+        return (pairs_of(workload.inputs),) * (layers if given else 0)
+    tokens = tuple(workload.text_tokens * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
+    sizes = RoutedLayers(layers, experts, top_k, 0, 0)
+    return layer_copies(given, RoutedCall("prefill", "", tokens, 1), sizes, mesh, "expert")
+
+
+def splits_of(workload: Workload, layers: int, experts: int, top_k: int) -> tuple[Splits, ...]:
+    """Return the pairs that the counted rank sends and receives in each layer with experts; empty if it gathers tokens.
+
+    Args and errors are those of :func:`prompt_pairs`.
+    """
+    if DISPATCH not in workload.inputs:
+        return ()
+    mesh, rank = workload.mesh, workload.rank
+    group, place = mesh.group("ep", rank), mesh.coordinates(rank).ep
+    every = prompt_pairs(workload, layers, experts, top_k)
+    return tuple((pairs[rank], tuple(pairs[other][place] for other in group)) for pairs in every)

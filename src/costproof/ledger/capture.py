@@ -262,7 +262,7 @@ GRADIENTS: Final = "the model takes gradients inside its forward, and an export 
 SECONDS: Final = 60
 """Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 5), type=Capture, left_out=("parallel", "padding"))
+CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 6), type=Capture, left_out=("parallel", "padding"))
 
 
 def read_capture(path: Path) -> Capture:

@@ -60,6 +60,15 @@ def read_json(path: Path, *, what: str, most: int = MAX_BYTES) -> Any:
     Raises:
         BadInput: the file is missing, unreadable, too large or not JSON.
     """
+    return json_in(content(path, what=what, most=most), where=str(path), what=what, most=most)
+
+
+def content(path: Path, *, what: str, most: int = MAX_BYTES) -> bytes:
+    """Return the content of a file or a pipe, at most one byte more than ``most``.
+
+    Raises:
+        BadInput: the file is missing or unreadable, or a pipe that was read before.
+    """
     try:
         raw = first_bytes(path, most + 1)
     except OSError as error:
@@ -69,7 +78,7 @@ def read_json(path: Path, *, what: str, most: int = MAX_BYTES) -> Any:
     if not raw and path.is_fifo():
         fix = "write it to a file: this command reads it more than once"
         raise BadInput(f"the {what} is an empty pipe", where=str(path), fix=fix)
-    return json_in(raw, where=str(path), what=what, most=most)
+    return raw
 
 
 def read_configuration(path: Path) -> Any:

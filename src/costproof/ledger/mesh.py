@@ -13,7 +13,7 @@ sizes, and may cut chunks that n does not divide in another way. Each source com
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from fractions import Fraction
 from typing import Final, Literal, Self, cast
@@ -42,6 +42,13 @@ ON_ONE_DEVICE: Final = {
     "cp": "1", "cp_place": "1", "cp_tokens": "S", "fsdp": "1", "fsdp_rank": "0",
 }  # fmt: skip
 """Values on one device of the symbols in a rank's formulas, by symbol."""
+_OF_LAYER: Final = "text_pairs_sent_", "text_pairs_got_"
+"""Beginnings of the symbols of a layer whose tokens are routed otherwise than those of other layers."""
+
+
+def on_one_device(names: Iterable[str]) -> dict[str, str]:
+    """Return :data:`ON_ONE_DEVICE` with the symbols of single layers among some names."""
+    return ON_ONE_DEVICE | {name: "0" for name in names if name.startswith(_OF_LAYER)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,23 +309,9 @@ def pairs_of(inputs: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:
     text = str(inputs.get(PAIRS, ""))
     rows = [row.replace("+", ",").split(",") for row in text.split(";")] if text else []
     if not all(n.strip().isdecimal() for row in rows for n in row):
-        expected = "numbers, with commas in a row and semicolons between rows: 6,2;3,5"
+        expected = "numbers, with commas in a row and semicolons between rows: 6,2;3,5; or a routing file"
         raise BadInput("these are not numbers of pairs", where="--pairs", expected=expected, got=text[:80])
     return tuple(tuple(map(int, row)) for row in rows)
-
-
-def splits_of(inputs: Mapping[str, object], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the token-expert pairs that a rank sends to and receives from each rank of its ``ep`` group.
-
-    ``None`` if tokens are gathered instead.
-
-    Raises:
-        BadInput: as :func:`pairs_of`.
-    """
-    every, mesh = pairs_of(inputs), Mesh.of(inputs)
-    if not every:
-        return None
-    return every[rank], tuple(every[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
 
 
 def of_mesh(name: str) -> bool:
@@ -399,7 +392,10 @@ class Dispatch:
     form: str
     """Dispatch method: ``all-gather``, ``all-to-all``, ``low-latency``, ``by-rank`` or ``by-node``."""
     routing: str
-    """``any`` if the numbers hold for every routing; ``bound`` for the maximum, ``uniform`` for the mean."""
+    """``any`` if the numbers hold for every routing; ``bound`` for the maximum, ``uniform`` for the mean.
+
+    ``given`` for the exact numbers of a routing file.
+    """
     copies: str
     """Copies of a token per layer that leave the token's rank, or its node, as an exact fraction: ``1023/256``."""
     sent_bytes: int
@@ -408,6 +404,10 @@ class Dispatch:
     """Bytes sent if tokens are dispatched in fp8, with a scale per 128 elements, and combined in the run's dtype."""
     expert_flops: int
     """FLOPs of the rank's routed experts, rounded up."""
+    received_bytes: int | None = None
+    """Bytes that the rank receives, dispatched and combined, rounded up; ``None`` in older files."""
+    sent_to: tuple[int, ...] = ()
+    """Copies of the rank's tokens to each rank of its ``ep`` group, or node, its own included; of a given routing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from costproof.estimate.routing import is_table, stored_routing
 from costproof.ledger.errors import (
     BadInput,
     CostproofError,
@@ -71,7 +72,13 @@ MESH: Final = (
     Setting("fsdp", "Devices that share the batch, and gather each layer's weights to run it (fully_shard)."),
     Setting(RANK, "Rank of these devices to count."),
     Setting(DISPATCH, "How tokens reach experts of other ranks.", "choice", (ALL_GATHER, "all-to-all")),
-    Setting(PAIRS, "Pairs of a token and an expert that each rank sends to each: 6,2;3,5.", "text", (), "N,..;N,.."),
+    Setting(
+        PAIRS,
+        "Pairs of a token and an expert that each rank sends to each, 6,2;3,5; or a file with the experts of each "
+        "token, as of roofline --routing.",
+        "text",
+        metavar="N,..;N,..|FILE",
+    ),
     Setting(
         PLAN,
         "Plan by which devices share weights: transformers, vllm, megatron, or a YAML file of patterns and layouts.",
@@ -136,6 +143,9 @@ def changed(
     # A run without these is the same run.
     plain = {**dict.fromkeys(AXES, 1), PAST_INPUT: 0, RANK: 0, DISPATCH: ALL_GATHER}
     inputs = {k: v for k, v in inputs.items() if v != plain.get(k)}
+    if (pairs := str(inputs.get(PAIRS, ""))) and not is_table(pairs):
+        with collect_problems(problems):
+            inputs[PAIRS] = stored_routing(pairs)
     return replace(workload, **values, inputs=inputs)
 
 

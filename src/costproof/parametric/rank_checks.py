@@ -8,6 +8,7 @@ of its classes. A difference is a defect of costproof.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,13 +16,15 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import combinations, product
 from math import ceil, comb
-from typing import Final, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
-from costproof.estimate.routing import RoutedLayers
+from costproof.estimate.routing import RoutedLayers, routing_data, splits_of
 from costproof.ledger.errors import Recount
 from costproof.ledger.mesh import (
     AXES,
     CP_PLAN,
+    DISPATCH,
     EP_BATCHES,
     FSDP_CP,
     PAIRS,
@@ -32,7 +35,6 @@ from costproof.ledger.mesh import (
     Parallel,
     own_batch,
     shard,
-    splits_of,
     stage_layers,
 )
 from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED
@@ -72,8 +74,8 @@ def recounts(
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
     yield from _of_plan(found, workload, counted, one, symbols)
-    spread = routed is not None and workload.mesh.batches > 1 and PAIRS not in workload.inputs
-    spread = spread and not workload.gathered_batches
+    given = str(workload.inputs.get(PAIRS, ""))
+    spread = routed is not None and workload.mesh.batches > 1 and (not given or " sha256:" in given)
     yield Recount("", "methods of dispatch", "are given", bool(found.dispatches), spread)
     if routed is not None and found.dispatches:
         yield from _mixtures(routed, one, info)
@@ -125,13 +127,32 @@ def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
             yield Recount("", f"rank {rank}, group along ep/tp", "ranks", *among)
             yield Recount("", "experts of a rank", "batches", mesh.batches, len(apart))
         known = mesh.group("ep", rank) == (*shared,) and of.ep == rank - first
-        for i, other in enumerate(shared if PAIRS in workload.inputs and known else ()):
-            (sent, _), (_, got) = (splits_of(workload.inputs, r) or ((), ()) for r in (rank, other))
-            every = workload.batch // mesh.dp * workload.text_tokens * symbols["text_topk"]
-            yield Recount("", f"rank {rank} to all", "pairs", sum(sent), every)
-            yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got[rank - first])
-            given = str(workload.inputs[PAIRS]).replace("+", ",").split(";")[rank].split(",")
-            yield Recount("", f"rank {rank} to {other}", "pairs as given", sent[i], int(given[i]))
+        if DISPATCH in workload.inputs and known:
+            yield from _pairs(workload, symbols, rank, shared)
+
+
+def _pairs(workload: Workload, symbols: Mapping[str, int], rank: int, shared: Sequence[int]) -> Iterator[Recount]:
+    """Yield second counts of the pairs that a rank sends to those that share experts with it, and gets from them."""
+    mesh, experts, top_k, file = workload.mesh, symbols["text_experts"], symbols["text_topk"], _file_of(workload)
+    layers = 1 if file is None else len(file["prefill"][0])
+
+    def of(place: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        return splits_of(replace(workload, inputs={**workload.inputs, RANK: place}), layers, experts, top_k)
+
+    each = workload.batch // mesh.dp * workload.text_tokens
+    for layer, (sent, _) in enumerate(of(rank)):
+        if file is None:
+            given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[rank].split(","))]
+        else:
+            own = Counter(
+                e * mesh.ep // experts for row in file["prefill"][0][layer][each * rank :][:each] for e in row
+            )
+            given = [own[i] for i in range(mesh.ep)]
+        yield Recount("", f"rank {rank} to all", "pairs", sum(sent), each * top_k)
+        for i, other in enumerate(shared):
+            got = of(other)[layer][1][rank - shared[0]]
+            yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got)
+            yield Recount("", f"rank {rank} to {other}", "pairs as given", sent[i], given[i])
 
 
 def _enumerated(mesh: Mesh) -> dict[int, dict[str, int]]:
@@ -305,7 +326,7 @@ def _cause(
     if leaf in ("k_proj", "v_proj") or cached:
         copies = Fraction(max(mesh.tp, symbols["text_kv_heads"]), symbols["text_kv_heads"])
         return "key/value heads that several ranks hold", copies - 1 if split else 0
-    if leaf == "experts" and metric in ("flops", KEPT_FLOPS) and PAIRS not in workload.inputs:
+    if leaf == "experts" and metric in ("flops", KEPT_FLOPS) and DISPATCH not in workload.inputs:
         return "rows of experts of other ranks, which the kernel gets and skips", mesh.ep - 1
     core = leaf == "self_attn" and n.kind != "matmul" and metric == "flops"
     if core and n.stage == "prefill" and mesh.cp > 1 and workload.inputs.get(CP_PLAN) != "ulysses":
@@ -637,18 +658,23 @@ def _dispatched(found: Parallel, workload: Workload, sizes: RoutedLayers) -> Ite
     wide = sizes.hidden * item
     narrow = sum(min(128, sizes.hidden - i) + 4 for i in range(0, sizes.hidden, 128))
     steps = {"prefill": (workload.text_tokens, 1), "decode": (1, workload.new_tokens)}
+    given = _file_of(workload)
     forms = [("all-gather", "any", 0)]
     for name, units in (("all-to-all", mesh.ep), ("low-latency", mesh.ep), ("by-rank", mesh.ep),
                         *((("by-node", mesh.ep // _ON_A_NODE),) if mesh.ep % _ON_A_NODE == 0 else ())):  # fmt: skip
-        forms += [(name, "bound", units), (name, "uniform", units)] if units > 1 else []
-    share = workload.rank % mesh.tp
+        assumed = ("bound", "uniform", *(("given",) if given else ()))
+        forms += [(name, routing, units) for routing in assumed] if units > 1 else []
+    first = workload.rank // mesh.ep * mesh.ep
+    near = range(first, first + mesh.ep)
     experts, groups = sizes.experts, sizes.groups
     for stage, (length, calls) in steps.items():
         if not calls:
             continue
-        tokens = workload.own_batch * length
-        slice_of = -(-tokens // mesh.tp)
-        own = min(slice_of, max(0, tokens - share * slice_of))
+        batches = {r: length * batch_of(workload.batch, mesh.dp, r // mesh.tp) for r in range(mesh.world)}
+        slices = {r: len(range(n)[(r % mesh.tp) * -(-n // mesh.tp) :][: -(-n // mesh.tp)]) for r, n in batches.items()}
+        every, times = sum(slices[r] for r in near), calls * sizes.layers
+        alike = [batches[r] for r in near if r % mesh.tp == workload.rank % mesh.tp]
+        mine = (workload.rank - first) // mesh.tp
         rows = {(d.form, d.routing): d for d in found.dispatches if d.stage == stage}
         for form, routing, units in forms:
             d = rows.pop((form, routing), None)
@@ -657,37 +683,99 @@ def _dispatched(found: Parallel, workload: Workload, sizes: RoutedLayers) -> Ite
                 left_out = routing == "uniform" and form in ("by-rank", "by-node") and crosses
                 yield Recount(stage, f"{form}, {routing}", "rows", 0, 0 if left_out else 1)
                 continue
-            where, sent = f"{form}, {routing}", calls * sizes.layers * (tokens if form == "all-gather" else own)
-            copies = copies_by_sets(sizes, mesh, form, units, uniform=routing == "uniform")
-            if copies is None:
-                continue
-            if crosses and Fraction(d.copies) > copies:  # then the bound is not the least one
-                copies = Fraction(d.copies)
-            yield Recount(stage, where, "copies of a token", Fraction(d.copies), copies)
-            back = wide + _HEADERS[form]
-            yield Recount(stage, where, "sent_bytes", d.sent_bytes, ceil(sent * copies * (wide + back)))
-            yield Recount(stage, where, "fp8_bytes", d.fp8_bytes, ceil(sent * copies * (narrow + back)))
-            pairs = Fraction(tokens * mesh.ep // mesh.tp)
-            if routing == "bound":
-                pairs *= min(sizes.top_k, experts // mesh.ep)
+            where, step = f"{form}, {routing}", _ON_A_NODE if form == "by-node" else 1
+            others = [r for r in near if r != workload.rank and r % step == workload.rank % step]
+            pairs = Fraction(times * every * min(sizes.top_k, experts // mesh.ep))
+            if routing == "given":
+                to, held = _chosen(given, stage, slices, sizes, form, units, mesh)
+                unit = (workload.rank - first) // (mesh.ep // units)
+                out = Fraction(sum(n for (r, u), n in to.items() if r == workload.rank and u != unit))
+                back = Fraction(sum(n for (r, u), n in to.items() if r in others and u == unit))
+                copies = out / (times * slices[workload.rank] or 1)
+                for u in range(units):
+                    yield Recount(stage, f"{where}, to {u}", "copies", d.sent_to[u], to[workload.rank, u])
+                pairs = Fraction(held[workload.rank])
+            elif form == "all-gather":
+                copies, pairs = Fraction(len(alike) - 1), Fraction(times * every * sizes.top_k)
+                following = alike[(mine + 1) % len(alike)]
+                out, back = (Fraction(times * (sum(alike) - n)) for n in (following, alike[mine]))
             else:
-                pairs *= Fraction(sizes.top_k, 1 if form == "all-gather" else mesh.ep)
-            work = ceil(calls * sizes.layers * pairs * (3 * 2 * sizes.hidden * sizes.inner))
+                uniform = routing == "uniform"
+                counted = copies_by_sets(sizes, mesh, form, units, uniform=uniform)
+                if counted is None:
+                    continue
+                copies = counted
+                if crosses and Fraction(d.copies) > copies:  # then the bound is not the least one
+                    copies = Fraction(d.copies)
+                back = Fraction(times * sum(slices[r] for r in others))
+                if uniform:
+                    back, pairs = back * copies / (units - 1), Fraction(times * every * sizes.top_k, mesh.ep)
+                elif form in ("all-to-all", "low-latency"):
+                    back *= min(sizes.top_k, len(_held(experts, units, 0)))
+                out = times * slices[workload.rank] * copies
+            yield Recount(stage, where, "copies of a token", Fraction(d.copies), copies)
+            ahead = _HEADERS[form]
+            yield Recount(stage, where, "sent_bytes", d.sent_bytes, ceil(out * (wide + ahead) + back * wide))
+            yield Recount(stage, where, "fp8_bytes", d.fp8_bytes, ceil(out * (narrow + ahead) + back * wide))
+            if form == "all-gather":  # what the one before has not sent, its own sums and the rank's tokens
+                back, out = (Fraction(times * (sum(alike) - n)) for n in (alike[mine], alike[mine - 1]))
+            yield Recount(
+                stage, where, "received_bytes", d.received_bytes or 0, ceil(back * (wide + ahead) + out * wide)
+            )
+            work = ceil(pairs * (3 * 2 * sizes.hidden * sizes.inner))
             yield Recount(stage, where, "expert_flops", d.expert_flops, work)
         yield Recount(stage, "other forms of dispatch", "rows", len(rows), 0)
         for form in _HEADERS:
-            both = [d for d in found.dispatches if (d.stage, d.form) == (stage, form) and d.routing != "any"]
-            if len(both) == 2:
-                bound, mean = sorted(both, key=lambda d: d.routing)
-                for metric in ("sent_bytes", "fp8_bytes", "expert_flops"):
-                    above = max(0, getattr(mean, metric) - getattr(bound, metric))
-                    yield Recount(stage, f"{form}, mean above bound", metric, above, 0)
-        gathered_rows = [c for c in found.collectives if (c.stage, c.group) == (stage, "ep/tp")]
-        hidden_alone = sum(c.sent_bytes for c in gathered_rows)
-        weight = 4 if any("float32" in c.dtype.split(", ")[1:] for c in gathered_rows) else item
-        named = calls * sizes.layers * (mesh.batches - 1) * tokens * sizes.top_k * (8 + weight)
-        every = next(d for d in found.dispatches if (d.stage, d.form) == (stage, "all-gather"))
-        yield Recount(stage, "all-gather, and its collectives", "sent_bytes", every.sent_bytes, hidden_alone - named)
+            kinds = {d.routing: d for d in found.dispatches if (d.stage, d.form) == (stage, form)}
+            bound = kinds.get("bound")
+            for routing, row in kinds.items() if bound is not None else ():
+                for metric in ("sent_bytes", "fp8_bytes", "received_bytes", "expert_flops"):
+                    above = max(0, getattr(row, metric) - getattr(bound, metric))
+                    yield Recount(stage, f"{form}, {routing} above bound", metric, above, 0)
+        exchanged = [c for c in found.collectives if (c.stage, c.group) == (stage, "ep/tp")]
+        if DISPATCH in workload.inputs:  # in 8 bytes, how many pairs come for each expert of another rank
+            numbers = times * 8 * (experts - len(_held(experts, mesh.ep, 0)))
+            pairs_sent = next(d.sent_bytes for d in found.dispatches if (d.form, d.routing) == ("all-to-all", "given"))
+            both = pairs_sent + numbers, sum(c.sent_bytes for c in exchanged)
+            yield Recount(stage, "all-to-all, and its collectives", "sent_bytes", *both)
+            continue
+        weight = 4 if any("float32" in c.dtype.split(", ")[1:] for c in exchanged) else item
+        named = times * (sum(alike) - alike[(mine + 1) % len(alike)]) * sizes.top_k * (8 + weight)
+        gathered = next(d for d in found.dispatches if (d.stage, d.form) == (stage, "all-gather"))
+        hidden_alone = sum(c.sent_bytes for c in exchanged) - named
+        yield Recount(stage, "all-gather, and its collectives", "sent_bytes", gathered.sent_bytes, hidden_alone)
+
+
+def batch_of(batch: int, parts: int, index: int) -> int:
+    """Return the number of sequences of one of several parts of a batch, dealt out one by one."""
+    return len(range(batch)[index::parts])
+
+
+def _file_of(workload: Workload) -> Any:
+    """Return the content of the routing file of a run, read once more; ``None`` without one, or if it was a pipe."""
+    path, _, digest = str(workload.inputs.get(PAIRS, "")).partition(" sha256:")
+    if not digest:
+        return None
+    file = Path(path)
+    return json.loads(file.read_text("utf-8-sig")) if file.is_file() else routing_data(f"{path} sha256:{digest}")
+
+
+def _chosen(
+    given: Any, stage: str, slices: Mapping[int, int], sizes: RoutedLayers, form: str, units: int, mesh: Mesh
+) -> tuple[Counter[tuple[int, int]], Counter[int]]:
+    """Return the copies by (rank, receiver in its group) and the pairs by rank, token after token of a routing file."""
+    copies, pairs = Counter[tuple[int, int]](), Counter[int]()
+    holder = {expert: rank for rank in range(mesh.ep) for expert in _held(sizes.experts, mesh.ep, rank)}
+    for call in given[stage]:
+        for layer in call:
+            tokens = iter(layer)
+            for rank, own in slices.items():
+                for _, chosen in zip(range(own), tokens, strict=False):
+                    ranks = [holder[expert] for expert in chosen]
+                    pairs.update(rank // mesh.ep * mesh.ep + i for i in ranks)
+                    reached = [i * units // mesh.ep for i in ranks]
+                    copies.update((rank, u) for u in (reached if form in ("all-to-all", "low-latency") else {*reached}))
+    return copies, pairs
 
 
 def _held(experts: int, units: int, unit: int) -> range:

@@ -94,6 +94,7 @@ class RegimeRange:
 
 
 EQUAL_BATCHES: Final = "limits of the batch are among those of which all ranks have equal parts"
+ONE_ROUTING: Final = "no limits are solved: the routing of --pairs is that of one batch and length"
 """Note that limits of the batch are searched only among batches that all ranks share equally."""
 
 

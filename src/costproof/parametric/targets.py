@@ -17,7 +17,7 @@ from costproof.algebra.symbols import parse, sym, text, version
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
 from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.judge import Answer
-from costproof.estimate.routing import dispatch_rows
+from costproof.estimate.routing import RoutedCall, dispatch_rows, is_table
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput, Bug, Recount, check_recounts
 from costproof.ledger.evaluate import evaluate_ledger
@@ -25,7 +25,6 @@ from costproof.ledger.mesh import (
     AXES,
     CP_PLAN,
     DISPATCH,
-    ON_ONE_DEVICE,
     PAIRS,
     RANK,
     Collectives,
@@ -34,7 +33,8 @@ from costproof.ledger.mesh import (
     Parallel,
     RankCosts,
     bytes_of,
-    shard,
+    on_one_device,
+    own_batch,
 )
 from costproof.ledger.metrics import KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
@@ -295,17 +295,20 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
 
 
 def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
-    """Yield each method of dispatching tokens to experts of other ranks; empty if all ranks share one batch."""
-    mesh, routed = workload.mesh, sharing.routed
-    if mesh.batches == 1 or routed is None or PAIRS in workload.inputs or workload.gathered_batches:
+    """Yield each method of dispatching tokens to experts of other ranks; empty if all ranks share one batch.
+
+    It is empty too if only the pairs of ranks are given, not the choices of tokens.
+    """
+    mesh, routed, pairs = workload.mesh, sharing.routed, str(workload.inputs.get(PAIRS, ""))
+    if mesh.batches == 1 or routed is None or (pairs and is_table(pairs)):
         return
-    tokens = {}
+    every = []
     for call in target.invocations(workload):
         known = call.symbols
-        every = known["B"] * known.get("S", 1)
-        first, behind = shard(every, mesh.tp, mesh.coordinates(workload.rank).tp)
-        tokens[call.stage, call.id] = (every, behind - first, known.get("N", 1))
-    yield from dispatch_rows(routed, mesh, tokens, FLOAT_BYTES[workload.dtype])
+        length = known["B"] * known.get("S", 1) // workload.own_batch
+        tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
+        every.append(RoutedCall(call.stage, call.id, tokens, known.get("N", 1)))
+    yield from dispatch_rows(routed, mesh, workload.rank, every, FLOAT_BYTES[workload.dtype], pairs)
 
 
 def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:
@@ -404,7 +407,7 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
     for rank in range(mesh.world):
         run = replace(workload, inputs={**workload.inputs, RANK: rank})
         own = {name: n for call in target.invocations(run) for name, n in call.symbols.items()
-               if name in ON_ONE_DEVICE and name != "cp_tokens"}  # fmt: skip
+               if name in on_one_device(call.symbols) and name != "cp_tokens"}  # fmt: skip
         for (stage, _, metric, expr), times in _terms(stored_formulas(target, run)).items():
             if metric in (DONE if stage else HELD):
                 add = times * _put_in(expr, {**config, **own, "b": item}).xreplace(kept)

@@ -32,7 +32,7 @@ from costproof.ledger.attributes import attribute
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import Bug, Recount
 from costproof.ledger.files import read_json
-from costproof.ledger.mesh import PAIRS, RANK, Collectives, Mesh, Schedule
+from costproof.ledger.mesh import DISPATCH, RANK, Collectives, Mesh, Schedule
 from costproof.ledger.metrics import (
     ARITHMETIC,
     FLOOR,
@@ -451,7 +451,7 @@ def _times_of_rank(
             if cost["comm_payload_bytes"]:
                 assert ranks is not None
                 group = run.mesh.ranks_of(kind, ranks.shares(run).axis_of(role, kind), run.rank)
-                if kind == "all_to_all" and PAIRS in run.inputs:
+                if kind == "all_to_all" and DISPATCH in run.inputs:
                     waits += seconds_to_leave(cost["comm_bytes"], group, run.rank, devices)
                 else:
                     waits += cost["comm_payload_bytes"] * least_seconds(kind, group, devices)
@@ -469,7 +469,7 @@ _OF_EXPERTS: Final = frozenset(
 
 def ranks_of_experts(run: Workload) -> int:
     """Return the number of ranks that share the tokens of routed experts; 1 if the run gives the tokens of each."""
-    return 1 if PAIRS in run.inputs else len(run.mesh.group("ep", run.rank))
+    return 1 if DISPATCH in run.inputs else len(run.mesh.group("ep", run.rank))
 
 
 def mean_recounts(whole: Folded, mean: Folded, run: Workload) -> Iterator[Recount]:
@@ -738,7 +738,7 @@ def link_recounts(
         add(0, b.stage, b.kind, (Fraction(b.seconds), b.messages, b.payload_bytes, b.sent_bytes))
     every = tuple(collectives)
     for c in every:
-        if c.kind == "all_to_all" and PAIRS in workload.inputs:
+        if c.kind == "all_to_all" and DISPATCH in workload.inputs:
             seconds = seconds_to_leave(c.sent_bytes, c.ranks, workload.rank, devices)
         else:
             seconds = c.bytes * least_seconds(c.kind, c.ranks, devices)

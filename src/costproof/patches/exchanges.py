@@ -250,9 +250,12 @@ class ExchangingExperts:
     no values, and the numbers are arguments.
     """
 
-    def __init__(self, splits: tuple[Sequence[int], Sequence[int]], experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+    def __init__(
+        self, splits: Mapping[int, tuple[Sequence[int], Sequence[int]]], experts: Any, ep_mesh: Any, tp_mesh: Any
+    ) -> None:
+        """Take the numbers of pairs that go to and come from each rank, by the identity of the layer's experts."""
         self.forward, self.held, self.mesh = experts.forward, int(experts.num_experts), ep_mesh
-        self.sent, self.got = map(list, splits)
+        self.sent, self.got = map(list, splits[id(experts)])
 
     def __call__(self, hidden: Any, chosen: Any, weights: Any) -> Any:
         import torch

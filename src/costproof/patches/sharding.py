@@ -123,7 +123,7 @@ class Distributed:
         rank: int,
         stages: int = 1,
         batches: int = 1,
-        splits: tuple[Sequence[int], Sequence[int]] | None = None,
+        splits: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
         sequence: SharedSequence | None = None,
         sequences: tuple[int, ...] = (),
     ) -> None:
@@ -137,7 +137,7 @@ class Distributed:
             stages: number of pipeline stages; see :func:`cut_to_stage`.
             batches: number of groups of ranks with separate batches that share experts.
             splits: numbers of pairs of a token and an expert that this rank sends to each rank that shares experts, and
-                receives from it.
+                receives from it, in each layer with experts; empty if ranks gather tokens.
             sequence: how ranks share a sequence; ranks of one layer are adjacent, then those of one stage.
             sequences: number of sequences in each of the ``batches``, if these are unequal.
         """
@@ -145,7 +145,12 @@ class Distributed:
         self._shared = 1 if sequence is None else sequence.ranks
         self.ranks, self.rank, self._stages, self._batches = ranks, rank, stages, batches
         gathers = partial(GatheringExperts, sequences=sequences)
-        form = gathers if splits is None else partial(ExchangingExperts, splits)
+        form: Callable[..., Any] = gathers
+        if splits:
+            experts = [
+                m for name, m in model.named_modules() if name.endswith(".experts") and hasattr(m, "num_experts")
+            ]
+            form = partial(ExchangingExperts, dict(zip(map(id, experts), splits, strict=True)))
         with self._group():
             distributed = ranks * batches > 1
             self._held = tuple(_distribute(model, plans, self._meshes(), form)) if distributed else ()

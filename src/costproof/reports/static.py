@@ -11,7 +11,7 @@ from typing import Final
 
 from costproof.ledger.capture import Padding, WholeModel
 from costproof.ledger.errors import Recount, check_recounts
-from costproof.ledger.mesh import Parallel
+from costproof.ledger.mesh import EP_BATCHES, Parallel
 from costproof.ledger.metrics import EVERY_METRIC, FVCORE, METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import largest
 from costproof.ledger.plural import plural
@@ -76,10 +76,16 @@ RING: Final = (
     " The payload is the full tensor, whatever the algorithm."
 )
 DISPATCH: Final = (
-    "Ways in which tokens reach the experts of other ranks; the costs of this report are those of all-gather, which"
-    " hold for any routing. bound: the most that any routing needs; uniform: the mean if every choice that the router"
-    " may make is equally likely. Nodes of by-node are those of h100-sxm. Left out: the numbers and weights of chosen"
-    " experts, collectives along tp, and copies inside a node of by-node. A low-latency copy has a header of 16 B."
+    "Ways in which tokens reach the experts of other ranks; the costs of this report are those of {counted}."
+    " bound: the most that any routing needs; uniform: the mean if every choice that the router may make is equally"
+    " likely.{given} A rank sends copies of its tokens, and the results of the copies that it gets. Nodes of by-node"
+    " are those of h100-sxm; ranks with the same place in their node exchange. Left out: the numbers and weights of"
+    " chosen experts, collectives along tp, and copies inside a node of by-node. A low-latency copy has a header of 16"
+    " B."
+)
+ROUTED: Final = (
+    " given: exact for the routing file, by a formula and by a second count token by token; {run} the graph and the run"
+    " count."
 )
 SUMS: Final = (
     "Of these metrics all ranks together have what one device has for the same batch, and these copies; nothing is left"
@@ -325,8 +331,16 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
         ]
     if found.dispatches:
         rows = dispatch_rows(found)
-        columns = ("Stage", "Call", "Form", "Routing", "Copies", "Sent", "Sent, fp8 dispatch", "FLOPs of experts")
-        body += [Table(columns, "llllrrrr", rows, title=f"Dispatch to experts, rank {found.rank}"), Note(DISPATCH)]
+        sent = ("Sent", "Received", "Sent, fp8 dispatch")
+        columns = ("Stage", "Call", "Form", "Routing", "Copies", *sent, "FLOPs of experts")
+        body.append(Table(columns, "llllrrrrr", rows, title=f"Dispatch to experts, rank {found.rank}"))
+        if to := receiver_rows(found):
+            heads = ("Stage", "Call", "Form", "Copies to each")
+            body.append(Table(heads, "llll", to, title=f"Copies of tokens of rank {found.rank} by receiver, as given"))
+        pairs = any(c.kind == "all_to_all" and c.group == EP_BATCHES for c in found.collectives)
+        given = ROUTED.format(run="all-to-all is also what" if pairs else "it is none of what") if to else ""
+        counted = "all-to-all" if pairs else "all-gather, which hold for any routing"
+        body.append(Note(DISPATCH.format(counted=counted, given=given)))
     return DocumentSection(f"Ranks: {plural(found.mesh.world, 'device')}, {found.mesh.text}", body, id="ranks")
 
 
@@ -365,8 +379,20 @@ def dispatch_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for each method that can send tokens to the experts of other ranks."""
     return [
         (d.stage, d.invocation, d.form, d.routing, f"{float(Fraction(d.copies)):.4g}",
-         *(_of_metric(n, "comm_bytes") for n in (d.sent_bytes, d.fp8_bytes)), _of_metric(d.expert_flops, "flops"))
+         *("" if n is None else _of_metric(n, "comm_bytes") for n in (d.sent_bytes, d.received_bytes, d.fp8_bytes)),
+         _of_metric(d.expert_flops, "flops"))
         for d in found.dispatches
+    ]  # fmt: skip
+
+
+def receiver_rows(found: Parallel) -> list[tuple[Cell, ...]]:
+    """Return a row for each method with the copies to each rank, or node, under a given routing."""
+    first = found.mesh.group("ep", found.rank)[0] if found.dispatches else 0
+    named = {"by-node": "nodes from 0"}
+    return [
+        (d.stage, d.invocation, d.form,
+         f"{named.get(d.form, f'ranks from {first}')}: {', '.join(map(exact, d.sent_to))}")
+        for d in found.dispatches if d.sent_to
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
-from costproof.analytic.symbols import MESH_SYMBOLS, PAST_SYMBOLS, row_symbols
+from costproof.analytic.symbols import PAST_SYMBOLS, rank_symbols, row_symbols
 from costproof.ledger.capture import FAILED, GRADIENTS, Capture, Padding, without_uncalled_stages
 from costproof.ledger.environment import advice, environment, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, check_recounts, first_line
@@ -160,7 +160,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         symbols=target.symbol_docs()
         | (PAST_SYMBOLS if workload.past else {})
         | (row_symbols(calls[0].symbols) if workload.rows else {})
-        | ({} if workload.mesh.one else MESH_SYMBOLS)
+        | ({} if workload.mesh.one else rank_symbols(name for call in calls for name in call.symbols))
         if isinstance(target, WithFormulas)
         else {},
         callgraph=dynamic.callgraph if dynamic else None,

@@ -32,7 +32,7 @@ from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Recount, check_recounts, first_problem
-from costproof.ledger.mesh import RANK
+from costproof.ledger.mesh import PAIRS, RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.plural import plural
@@ -50,7 +50,7 @@ from costproof.parametric.memory_checks import (
     room_recounts,
     tried_recounts,
 )
-from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve, Threshold
+from costproof.parametric.run_family import EQUAL_BATCHES, ONE_ROUTING, SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import CACHE, GraphRun, block_limits, graph_peaks, memory_limits, report_order
@@ -273,7 +273,8 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     kept = (*activations(element, rows=rows), *unfused_attention(side, sizes)) if along and live is None else None
     limits: tuple[MemoryLimit, ...] = ()
     exported, cached = read.exported, bool(folded.total("kv_cache_bytes")) and given_cache(side, folded) == 0
-    if certain is not None and not side.workload.rows:  # the rows say all lengths
+    routed = PAIRS in side.workload.inputs
+    if certain is not None and not side.workload.rows and not routed:  # rows and routings say all lengths
         run, matrix = (along, certain, room), unpacked or 0
         if blocked is not None:
             limits = tuple(block_limits(*run, peak, blocked, side.workload, matrix))
@@ -302,7 +303,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         limits=limits,
         notes=(
             *(side.notes if quantised is None else _without_unknown(side.notes)),
-            *unknown, *why, *((EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
+            *unknown, *why, *((ONE_ROUTING if routed else EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
             *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
             *((f"weights that are not quantised are in {dtype}, unlike stored ones",) if converted else ()),

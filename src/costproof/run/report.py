@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.capture import Capture, WholeModel
-from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
+from costproof.ledger.mesh import PAIRS
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import Progress, silent
@@ -190,8 +191,16 @@ def whole_model(
 
 
 def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
-    """Return the costs of all layers by the target's formulas, for a run that was cut to a few layers."""
-    ledger = evaluate_formulas(target, workload)
+    """Return the costs of all layers by the target's formulas, for a run that was cut to a few layers.
+
+    They are unknown if tokens are routed by a file, which has only the layers of the run.
+    """
+    try:
+        ledger = evaluate_formulas(target, workload)
+    except BadInput:
+        if PAIRS not in workload.inputs:
+            raise
+        return _unknown_model({}, {}, f"the routing of --{PAIRS} has only the layers that are counted")
     given = [metric for metric in METRICS if metric in ledger.metrics]
     stages = {s: {m: v for m in given if (v := ledger.stage_total(s, m)) is not None} for s in ledger.stages}
     totals = {m: v for m in given if (v := ledger.total(m)) is not None}

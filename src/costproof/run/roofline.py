@@ -49,7 +49,7 @@ from costproof.estimate.roofline import (
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput, Recount, check_recounts
-from costproof.ledger.mesh import PAIRS, RANK, Schedule
+from costproof.ledger.mesh import DISPATCH, PAIRS, RANK, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.plural import plural
@@ -231,7 +231,7 @@ def _mean_counts(folded: Folded, workload: Workload) -> Folded:
 
 def _sharing(workload: Workload) -> int:
     """Return the number of ranks over which expert rows are averaged; 1 if the workload gives each rank's rows."""
-    return 1 if PAIRS in workload.inputs else workload.mesh.ep
+    return 1 if DISPATCH in workload.inputs else workload.mesh.ep
 
 
 @dataclass(frozen=True, slots=True)

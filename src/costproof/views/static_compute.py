@@ -141,7 +141,7 @@ class StaticCompute:
 
 
 STATIC_COMPUTE: Final = FileKind(
-    name="costproof/static_compute", version=(3, 5), type=StaticCompute,
+    name="costproof/static_compute", version=(3, 6), type=StaticCompute,
     left_out=("parallel", "rank", "ranks", "collectives", "duplicates", "summed_metrics", "dispatches",
               "attributes_bytes", "padding"),
 )  # fmt: skip

@@ -305,7 +305,7 @@ def _split_latent(block: LatentBlock, shards: Shards) -> LatentBlock:
 def _mixtures(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards
 ) -> dict[int, ExpertMixture]:
-    """Return the mixture of experts of each layer that has one, by layer index; all of them are equal.
+    """Return the mixture of experts of each layer that has one, by layer index; equal ones are one object.
 
     Branches: ranks that share experts hold a part of them, and those with batches of their own gather the tokens.
     """
@@ -317,7 +317,6 @@ def _mixtures(
         inner=shards.of_part(sym("text_moe"), "experts"),
         held=sym("text_experts") / sym("ep") if workload.mesh.ep > 1 else None,
         batches=shards.batches,
-        exchanged=(sym("text_pairs_sent"), sym("text_pairs_got")) if shards.exchanges else None,
         experts=sym("text_experts"),
         top_k=sym("text_topk"),
         function=config.activation,
@@ -326,7 +325,9 @@ def _mixtures(
         clamped=style.clamped_experts,
         batched=workload.experts == "batched_mm",
     )
-    return {i: mixture for i, routed in enumerate(config.routed()) if routed}
+    layers = [i for i, routed in enumerate(config.routed()) if routed]
+    made = {pair: replace(mixture, exchanged=shards.exchanged(i)) for i, pair in enumerate(shards.pairs)}
+    return {layer: made[shards.pairs[i]] if made else mixture for i, layer in enumerate(layers)}
 
 
 def logits_and_masks(

@@ -13,9 +13,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
+from costproof.estimate.routing import (
+    RoutedCall,
+    RoutedLayers,
+    check_stages,
+    is_table,
+    layer_copies,
+    prompt_pairs,
+    routing_data,
+)
 from costproof.ledger.document import read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, Recount, did_you_mean
-from costproof.ledger.mesh import ALL_GATHER, AXES, CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Mesh, pairs_of
+from costproof.ledger.mesh import ALL_GATHER, AXES, CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Mesh, own_batch
+from costproof.ledger.plural import plural
 
 if TYPE_CHECKING:
     from torch import nn
@@ -514,38 +524,69 @@ def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
 
 
 def _pair_problems(config: SharedDecoder, workload: Workload) -> Iterator[BadInput]:
-    """Yield an error for each reason why tokens cannot be sent to the experts of other ranks."""
+    """Yield an error for each reason why a routing is not one of the run, or cannot be counted."""
     mesh, inputs = workload.mesh, workload.inputs
-    if (DISPATCH in inputs) != (PAIRS in inputs):
+    text, exchanged = str(inputs.get(PAIRS, "")), DISPATCH in inputs
+    table = PAIRS in inputs and is_table(text)
+    if (exchanged and not text) or (table and not exchanged):
         what, fix = "how many pairs of a token and an expert ranks send each other depends on the routing", None
         where, expected = f"--{DISPATCH}, --{PAIRS}", "both, or none"
-        if PAIRS in inputs:
+        if text:
             fix = "--dispatch all-to-all, which sends these pairs"
-        if DISPATCH in inputs:
+        if exchanged:
             fix = "name the pairs, or see the means and bounds that a report of the mesh without --dispatch has"
-        yield BadInput(what, where=where, expected=expected, got=str(inputs.get(DISPATCH, inputs.get(PAIRS)))[:80],
-                       fix=fix)  # fmt: skip
+        yield BadInput(what, where=where, expected=expected, got=str(inputs.get(DISPATCH, text))[:80], fix=fix)
         return
-    if PAIRS not in inputs:
+    experts = getattr(config, "experts", 0)
+    if not text or (mesh.ep > 1 and (not experts or experts % mesh.ep)):  # which another error names
         return
-    if mesh.tp > 1 or mesh.ep == 1 or workload.new_tokens or workload.batch % mesh.dp:
+    if mesh.batches == 1 and not exchanged:
+        what = "these ranks send no tokens to experts: those that share experts have one batch, and add up results"
+        yield BadInput(what, where=f"--{PAIRS}", expected="--ep above --tp, and --dp", got=mesh.text or "one device",
+                       fix=f"leave out --{PAIRS}")  # fmt: skip
+        return
+    if exchanged and (mesh.tp > 1 or mesh.ep == 1 or workload.new_tokens or workload.batch % mesh.dp):
         what, where = "the pairs of ranks are those of one prompt on ranks with whole attention", f"--{PAIRS}"
         expected = "--ep above 1, --tp 1, --new-tokens 0, and equal batches"
-        yield BadInput(what, where=where, expected=expected, got=f"{mesh.text}, {workload.new_tokens} new tokens")
+        fix = None if table else f"leave out --{DISPATCH}: the table of its forms has the given routing of any run"
+        got = f"{mesh.text}, {workload.new_tokens} new tokens, {plural(workload.batch, 'sequence')}"
+        yield BadInput(what, where=where, expected=expected, got=got, fix=fix)
         return
+    top_k, layers = int(getattr(config, "top_k", 0)), sum(routed_layers(config))
     try:
-        pairs = pairs_of(inputs)
+        if not table:
+            _check_stages(workload, RoutedLayers(layers, experts, top_k, 0, 0), text)
+        every = prompt_pairs(workload, layers, experts, top_k)
     except BadInput as error:
         yield error
         return
-    each = workload.batch // mesh.dp * workload.text_tokens * getattr(config, "top_k", 0)
-    if len(pairs) != mesh.world or any(len(row) != mesh.ep or sum(row) != each for row in pairs):
-        expected = f"{mesh.world} rows of {mesh.ep} numbers, each with the sum {each}: tokens of a rank x top-k"
-        yield BadInput("these are not the numbers of pairs of the ranks", where=f"--{PAIRS}", expected=expected,
-                       got=str(inputs[PAIRS])[:80])  # fmt: skip
-    elif not all(sum(column) for column in _columns(pairs, mesh)):
-        yield BadInput("a rank without a single pair runs no experts", where=f"--{PAIRS}", got=str(inputs[PAIRS])[:80],
-                       expected="at least one pair for each rank")  # fmt: skip
+    each = workload.batch // mesh.dp * workload.text_tokens * top_k
+    for pairs in {*every} if exchanged else ():
+        if len(pairs) != mesh.world or any(len(row) != mesh.ep or sum(row) != each for row in pairs):
+            expected = f"{mesh.world} rows of {mesh.ep} numbers, each with the sum {each}: tokens of a rank x top-k"
+            what = "these are not the numbers of pairs of the ranks"
+            yield BadInput(what, where=f"--{PAIRS}", expected=expected, got=text[:80])
+        elif not all(sum(column) for column in _columns(pairs, mesh)):
+            what, expected = (
+                "a rank without a single pair runs no experts",
+                "at least one pair for each rank, in each layer",
+            )
+            yield BadInput(what, where=f"--{PAIRS}", expected=expected, got=text[:80])
+
+
+def _check_stages(workload: Workload, sizes: RoutedLayers, routing: str) -> None:
+    """Check that a routing file has the choices of all tokens of all ranks, in all stages of a run.
+
+    Raises:
+        BadInput: it has others.
+    """
+    mesh, every = workload.mesh, []
+    for stage, length, calls in (("prefill", workload.text_tokens, 1), ("decode", 1, workload.new_tokens)):
+        tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
+        every += [RoutedCall(stage, "", tokens, calls)] if calls else []
+    check_stages(routing_data(routing), [call.stage for call in every], routing.partition(" sha256:")[0])
+    for call in every:
+        layer_copies(routing, call, sizes, mesh, "expert")
 
 
 def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[int, ...]]:

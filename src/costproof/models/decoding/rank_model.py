@@ -7,7 +7,7 @@ with the collectives as operators of the graph. Neither reads the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,8 @@ from costproof.patches.sharding import Plan
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from costproof.estimate.routing import Splits
 
 _TURNED: Final = {"turned_colwise": 1, "turned_rowwise": 2}
 """Split dimension, counted from the last, of our own styles for weights stored as [inputs, outputs], by style."""
@@ -34,8 +36,6 @@ _WHOLE: Final = frozenset({
     "moe_tp_experts", "ep_dispatch_experts", "ep_local_experts", "gather_tokens", "whole_positions",
 })  # fmt: skip
 """Styles whose parameters every rank holds in full."""
-Splits = tuple[tuple[int, ...], tuple[int, ...]]
-"""Numbers of (token, expert) pairs that a rank sends to, and receives from, each rank that shares experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def shard(
     rank: int,
     *,
     batches: int = 1,
-    splits: Splits | None = None,
+    splits: Sequence[Splits] = (),
     sequences: tuple[int, ...] = (),
     multiple: int = 1,
     sequence: bool = False,
@@ -105,7 +105,8 @@ def shard(
         ranks: of a group along ``tp``.
         rank: among those that share experts.
         batches: groups along ``tp``, each with a batch of its own, that share experts.
-        splits, sequences: as in :class:`Share`.
+        splits: pairs that ranks exchange in each layer with experts, in order; empty if they gather tokens.
+        sequences: as in :class:`Share`.
         multiple: number whose next multiple is the padded vocabulary.
         sequence: whether ranks share the tokens of a prompt between the split modules.
 
@@ -116,17 +117,25 @@ def shard(
     made: dict[int, nn.Parameter] = {}
     tokens = Tokens() if sequence else None
     tensor = Share("", ranks, rank % ranks, tokens=tokens)
-    expert = replace(tensor, ranks=ranks * batches, rank=rank, batches=batches, splits=splits, sequences=sequences)
+    expert = replace(tensor, ranks=ranks * batches, rank=rank, batches=batches, sequences=sequences)
+    routed = dict(zip(expert_paths(model), splits, strict=False))
     for name, style in {**plans[0], **plans[1]}.items():
         owner, _, leaf = name.rpartition(".")
         share = expert if name in plans[1] else tensor
-        share = replace(share, style=style, multiple=multiple if style in TABLES else 1)
+        share = replace(share, style=style, multiple=multiple if style in TABLES else 1, splits=routed.get(name))
         if name in parameters:
             _split(modules[owner], leaf, share, made)
         else:
             if style == "mla_kv_a_proj":
                 modules[name]._rope_width = text_config(model).qk_rope_head_dim
             _join(modules[name], share)
+
+
+def expert_paths(model: nn.Module) -> list[str]:
+    """Return the paths of the modules with the experts of a layer, in the order of layers."""
+    return [
+        path for path, module in model.named_modules() if path.endswith(".experts") and hasattr(module, "num_experts")
+    ]
 
 
 def _split(module: nn.Module, leaf: str, share: Share, made: dict[int, nn.Parameter]) -> None:

@@ -6,15 +6,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.estimate.routing import Splits, splits_of
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.mesh import CP_PLAN, PLAN, Mesh, splits_of
+from costproof.ledger.mesh import CP_PLAN, DISPATCH, PLAN, Mesh
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import Decoder, text_config
 from costproof.models.decoding.fsdp import keep_parts
 from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
-from costproof.models.decoding.rank_model import TABLES, shard
+from costproof.models.decoding.rank_model import TABLES, expert_paths, shard
 from costproof.models.native import N, Native
 from costproof.models.specs import Built, Run
 from costproof.patches.exchanges import SharedSequence
@@ -76,7 +77,7 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
         multiple, sequence = (1, False) if engine is None else (engine.padding(mesh.tp), engine.sequence)
         shard(
             model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, batches=mesh.batches,
-            splits=splits_of(workload.inputs, workload.rank), sequences=workload.gathered_batches, multiple=multiple,
+            splits=_splits(model, workload), sequences=workload.gathered_batches, multiple=multiple,
             sequence=sequence,
         )  # fmt: skip
         _fit_heads(model, plans[0], mesh.tp)
@@ -86,6 +87,15 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
     if mesh.fsdp > 1:
         keep_parts(model, mesh.stored_parts, mesh.stored_part(workload.rank))
     return model
+
+
+def _splits(model: Any, workload: Workload) -> tuple[Splits, ...]:
+    """Return the pairs that the rank sends and gets in each layer with experts, whose sizes are those of the model."""
+    if DISPATCH not in workload.inputs:
+        return ()
+    layers = [model.get_submodule(path) for path in expert_paths(model)]
+    top_k = text_config(model).num_experts_per_tok
+    return splits_of(workload, len(layers), int(layers[0].num_experts), int(top_k))
 
 
 def keep_stage(model: Any, stages: int, stage: int) -> None:
@@ -127,7 +137,7 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
         Incomplete: transformers cannot run this model on this mesh, or not by this plan.
     """
     mesh, engine = workload.mesh, _engine(workload)
-    at, splits = mesh.coordinates(workload.rank), splits_of(workload.inputs, workload.rank)
+    at, splits = mesh.coordinates(workload.rank), _splits(model, workload)
     sequence = None
     if mesh.cp > 1:
         layout = str(workload.inputs.get(CP_PLAN, "zigzag"))

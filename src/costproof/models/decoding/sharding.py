@@ -14,9 +14,9 @@ import sympy
 
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
-from costproof.estimate.routing import RoutedLayers
+from costproof.estimate.routing import RoutedLayers, prompt_pairs, splits_of
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
-from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, FSDP_CP, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
+from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, FSDP_CP, PLAN, Mesh, shard, stage_layers
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.names import STAGES
@@ -163,11 +163,27 @@ def mesh_symbols(config: SharedDecoder, workload: Workload, plan: ShardPlan) -> 
     if batches := workload.gathered_batches:
         at = mesh.group(EP_BATCHES, workload.rank).index(workload.rank)
         found |= {"ep_sequences": sum(batches), "ep_next": batches[(at + 1) % len(batches)]}
-    splits = splits_of(workload.inputs, workload.rank)
-    if splits is not None:
-        (sent, got), own = splits, mesh.coordinates(workload.rank).ep
-        found |= {"text_pairs_sent": sum(sent) - sent[own], "text_pairs_got": sum(got) - got[own]}
+    own, splits = mesh.coordinates(workload.rank).ep, splits_of(workload, *_routed_sizes(config))
+    for (sends, gets), (sent, got) in zip(_pair_names(config, workload), splits, strict=True):
+        found |= {sends: sum(sent) - sent[own], gets: sum(got) - got[own]}
     return found
+
+
+def _pair_names(config: SharedDecoder, workload: Workload) -> tuple[tuple[str, str], ...]:
+    """Return the symbols of the pairs that a rank sends and gets in each layer with experts; empty if it gathers.
+
+    Layers share them if all ranks send the same in every layer.
+    """
+    if DISPATCH not in workload.inputs:
+        return ()
+    every = prompt_pairs(workload, *_routed_sizes(config))
+    ends = ("",) * len(every) if len({*every}) == 1 else tuple(f"_{i}" for i in range(len(every)))
+    return tuple((f"text_pairs_sent{end}", f"text_pairs_got{end}") for end in ends)
+
+
+def _routed_sizes(config: SharedDecoder) -> tuple[int, int, int]:
+    """Return the number of layers with experts, of experts in each, and of those that a token passes."""
+    return sum(routed_layers(config)), int(getattr(config, "experts", 0)), int(getattr(config, "top_k", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +201,8 @@ class Shards:
     """(role of a module, number of bias elements) of the biases that are added after a sum over ranks."""
     wide_weights: bool = True
     """Whether the router returns expert weights in float32 rather than in the dtype of the run."""
-    exchanges: bool = False
-    """Whether ranks send (token, expert) pairs to the expert's rank; otherwise they gather all tokens."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Symbols of the (token, expert) pairs that the rank sends and gets, by layer with experts; empty if it gathers."""
     routed: RoutedLayers | None = None
     """Layers with routed experts, if ranks divide the experts; otherwise ``None``."""
     vocab: int = 0
@@ -225,13 +241,25 @@ class Shards:
         return cls(
             plan, mesh, config.kv_heads, latent, config.hidden, tuple(wide), vocab=config.vocab,
             wide_weights=style is None or style.routing is None or not style.routing.narrow,
-            exchanges=PAIRS in workload.inputs, routed=_mixtures(config, style) if mesh.ep > 1 else None,
+            pairs=_pair_names(config, workload), routed=_mixtures(config, style) if mesh.ep > 1 else None,
             stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
             keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
             uneven=bool(workload.gathered_batches),
         )  # fmt: skip
+
+    @property
+    def exchanges(self) -> bool:
+        """Return whether ranks send (token, expert) pairs to the expert's rank; otherwise they gather all tokens."""
+        return bool(self.pairs)
+
+    def exchanged(self, layer: int) -> tuple[Size, Size] | None:
+        """Return the pairs that the rank sends and gets in a layer, by its index among those with experts."""
+        if not self.pairs:
+            return None
+        sent, got = self.pairs[layer]
+        return sym(sent), sym(got)
 
     @property
     def gathers(self) -> bool:
@@ -504,14 +532,16 @@ class Shards:
         reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
         latent = self.latent and "attention" in split and self.plan.name == OWN
         done: dict[tuple[str, int], tuple[ModulePart, ModulePart]] = {}
+        mixtures = -1
         for part in parts:
+            mixtures += part.role == "text.layer.experts"
             key = part.role, id(part.layers)
             if key in done:  # equal layers of the model share their formulas
                 yield replace(part, layers=done[key][1].layers)
                 continue
             first, *others = part.layers
             if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
-                others += self._of_other_ranks(first, call)
+                others += self._of_other_ranks(first, call, mixtures)
             if part.role.endswith(".kv_down") and latent:
                 others.append(Joined(call.rows * (sym("text_kv_rank") + sym("text_rope")), b))
             elif part.role in reduced:
@@ -574,17 +604,20 @@ class Shards:
             kept=sym("cp_tokens") if parted and call.past == CONTEXT and not self.keeps else None,
         )
 
-    def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:
-        """Yield the layers that bring rows of other ranks to the experts, and mask rows of other ranks' experts."""
+    def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall, layer: int) -> Iterator[Layer]:
+        """Yield the layers that bring rows of other ranks to the experts, and mask rows of other ranks' experts.
+
+        Args:
+            layer: index among the layers with experts.
+        """
         from costproof.analytic.collectives import ExchangedPairs, GatheredTokens
         from costproof.analytic.experts import MaskedRows
 
         width, b = sym("text_hidden"), call.item_bytes
         item = getattr(experts, "weight_item", b)
         yield MaskedRows(experts.rows, width, experts.intermediate, b, item, experts.batched)
-        if self.exchanges:
+        if (pairs := self.exchanged(layer)) is not None:
             sizes = call.rows, width, sym("text_topk"), sym("ep"), sym("text_experts")
-            pairs = sym("text_pairs_sent"), sym("text_pairs_got")
             yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b)
         elif self.gathers:
             following = call.rows * (sym("ep_next") / sym("B") if self.uneven else 1)

@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import CP_PLAN, PAIRS, RANK, Mesh, ambiguous_axes, stage_layers
+from costproof.ledger.mesh import CP_PLAN, DISPATCH, PAIRS, RANK, Mesh, ambiguous_axes, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import (
     FLOAT_BYTES,
@@ -403,7 +403,7 @@ class CausalTarget(NativeOnRanks[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        if PAIRS in workload.inputs:  # of one prompt, whose sizes they decide
+        if DISPATCH in workload.inputs:  # of one prompt, whose sizes they decide
             return (exports.prefill_of(model, workload.own, self.decoder),)
         heads_apart = by_heads(self.config, workload)
         jobs = exports.export_jobs(model, _own(workload, whole=heads_apart), self.decoder_of_rank(workload))

@@ -381,9 +381,6 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
         inner=structure.of_part(moe, "experts"),
         held=sym("text_experts") / sym("ep") if rank is not None and rank.shards.mesh.ep > 1 else None,
         batches=1 if rank is None else rank.shards.batches,
-        exchanged=(sym("text_pairs_sent"), sym("text_pairs_got"))
-        if rank is not None and rank.shards.exchanges
-        else None,
         experts=sym("text_experts"),
         top_k=sym("text_topk"),
         function="silu",
@@ -397,12 +394,18 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
         blocks = tuple(replace(attention, mask="boolean") if masked else attention for _, masked in each)
         several = sum(map(len, structure.rows)) > 1
         block = PackedBlock(blocks, tuple(own for own, _ in each), several)
+    made: dict[tuple[str, str], TransformerLayer] = {}
+    shards = None if rank is None else rank.shards
+    if shards is not None:
+        for i, pair in enumerate(shards.pairs):
+            made[pair] = TransformerLayer(hidden, block, replace(mixture, exchanged=shards.exchanged(i)))
     first, other = TransformerLayer(hidden, block, dense), TransformerLayer(hidden, block, mixture)
+    others = [made[pair] for pair in shards.pairs] if made and shards else [other] * structure.text_layers
     return DecoderStack(
         width=hidden,
         vocabulary=sym("text_vocab") if rank is None else rank.shards.vocabulary("embedding"),
         head=None if rank is None else rank.shards.vocabulary("head"),
-        layers=tuple(first if i < structure.text_dense else other for i in range(structure.text_layers)),
+        layers=(*[first] * structure.text_dense, *others)[: structure.text_layers],
         table=0 if remote else head_dim,
     )
 

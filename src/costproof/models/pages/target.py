@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from costproof.ledger.errors import CostproofError
-from costproof.ledger.mesh import PAIRS
+from costproof.ledger.mesh import DISPATCH
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
 from costproof.models.decoding import exports
@@ -112,7 +112,7 @@ class PageTarget(NativeOnRanks[P]):
 
     def shares(self, workload: Workload) -> Shards:
         """Return the division of the decoder among ranks; towers and projector are whole on each."""
-        return Shards.of(self.config.text, workload, SPLIT_ALL, TEXT_STYLE)
+        return Shards.of(self.config.text, self.whole_prompt(workload), SPLIT_ALL, TEXT_STYLE)
 
     def whole_prompt(self, workload: Workload) -> Workload:
         """Return the workload with ``text_tokens`` increased by the vision tokens of the prompt."""
@@ -165,7 +165,7 @@ class PageTarget(NativeOnRanks[P]):
         """Return the export jobs of the static source."""
         jobs, whole = self.reader.export_jobs(model, workload.own), self.whole_prompt(workload)
         numbers = {}
-        if workload.gathered_batches or PAIRS in workload.inputs:  # whose ratios to the own batch are numbers
+        if workload.gathered_batches or DISPATCH in workload.inputs:  # whose ratios to the own batch are numbers
             numbers = {"B": workload.own_batch, "S": whole.text_tokens}
         return exports.of_rank(jobs, whole, numbers) if workload.mesh.tp > 1 or numbers else jobs
 
