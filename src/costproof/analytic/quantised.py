@@ -230,8 +230,8 @@ def _compressed(of: formats.CompressedTensors, m: MatrixShape) -> Sizes:
 
 _FORMS: Final[dict[type, Callable[[Any, MatrixShape], Sizes]]] = {
     formats.Fp8: _fp8, formats.Fp4: _fp4, formats.ModelOptFp8: _modelopt_fp8, formats.Nvfp4: _nvfp4,
-    formats.LlmInt8: _llm_int8, formats.FourBit: _four_bit, formats.Gptq: _gptq, formats.Awq: _awq, formats.Mlx: _mlx, formats.Mxfp4: _mxfp4,
-    formats.TorchaoEightBit: _eight_bit_of_torchao, formats.TorchaoInt4: _four_bit_of_torchao,
+    formats.LlmInt8: _llm_int8, formats.FourBit: _four_bit, formats.Gptq: _gptq, formats.Awq: _awq, formats.Mlx: _mlx,
+    formats.Mxfp4: _mxfp4, formats.TorchaoEightBit: _eight_bit_of_torchao, formats.TorchaoInt4: _four_bit_of_torchao,
     formats.CompressedTensors: _compressed,
 }  # fmt: skip
 """Functions that return (elements, bytes) of a format's weights, scales and other parts, by class of the format."""
