@@ -400,7 +400,10 @@ def _stack(
     rows //= len(layers)
     found = {
         part: Counter(
-            scheme.format_of(LinearModule(f"{stack}.{i}.{part}", "Expert", columns, rows=rows)) for i in range(experts)
+            scheme.format_of(
+                LinearModule(f"{stack}.{i}.{part}", "Expert", columns, own_path=f"{path}.{i}.{part}", rows=rows)
+            )
+            for i in range(experts)
         )
         for part in layers
     }
