@@ -39,8 +39,8 @@ costproof fits gpt-oss-20b --memory 20GB                            # weights as
   bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm; compressed-tensors integers packed, int8, float8,
   NVFP4, MXFP4, MXFP8; MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`); torchao int4 (plain,
   tiles), int8 and float8, only weights or with inputs;
-- `expert_dtype` in an fp8 `quantization_config`, or beside that of DeepSeek-V4: experts in fp4, two columns in an I8, an
-  F8_E8M0 for each row and 32 columns; they multiply in the run's dtype after unpacking, as Marlin does on Hopper
+- `expert_dtype` in an fp8 `quantization_config`, or beside that of DeepSeek-V4: experts in fp4, two columns in an I8,
+  an F8_E8M0 for each row and 32 columns; they multiply in the run's dtype after unpacking, as Marlin does on Hopper
   (`roofline --math float8` where a GPU has products of fp8 and fp4);
 - `hf_quant_config.json`, `quantize_config.json` beside it: ModelOpt, GPTQ, AWQ;
 - `modules_to_not_convert`, `ignore`, `exclude_modules`, `targets`, `llm_int8_skip_modules`, `lm_head`: what is left in

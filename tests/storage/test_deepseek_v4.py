@@ -72,7 +72,8 @@ def layer(at: str, rate: int, *, hashed: bool) -> Tensors:
         found |= compressor(f"{at}attn.compressor.", WIDTH * (2 if rate == 4 else 1), rate, WIDTH)
     if rate == 4:
         found |= compressor(f"{at}attn.indexer.compressor.", 2 * 16, rate, 16)
-        found |= {**matrix(f"{at}attn.indexer.wq_b", 2 * 16, RANK), **plain(f"{at}attn.indexer.weights_proj.weight", 2, H)}
+        found |= matrix(f"{at}attn.indexer.wq_b", 2 * 16, RANK)
+        found |= plain(f"{at}attn.indexer.weights_proj.weight", 2, H)
     found |= plain(f"{at}ffn.gate.weight", EXPERTS, H)
     found |= plain(f"{at}ffn.gate.tid2eid", WORDS, 2, dtype="I64") if hashed else {}
     found |= {} if hashed else plain(f"{at}ffn.gate.bias", EXPERTS, dtype="F32")
