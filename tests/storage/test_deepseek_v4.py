@@ -151,8 +151,8 @@ def test_the_module_that_transformers_builds(tmp_path: Path) -> None:
     for torch_name, name in (("int8", "I8"), ("float8_e8m0fnu", "F8_E8M0"), ("float8_e4m3fn", "F8_E4M3")):
         assert found[torch_name] == expected[name] > 0, name
     run = storage_of_run(target, model, target.workload())
-    size = {"BF16": 2, "F32": 4, "I64": 8}
-    total = sum(n * size.get(dtype, 1) for dtype, n in expected.items())
+    wide = {"BF16": 2, "F32": 4, "I64": 8}
+    total = sum(n * wide.get(dtype, 1) for dtype, n in expected.items())
     assert sum(costs.get("stored_bytes") or 0 for costs in run.modules.values()) == total
     assert stored(made(tmp_path)).totals.bytes == total
 
@@ -166,8 +166,9 @@ def test_experts_that_a_list_leaves_out(tmp_path: Path) -> None:
         left = SMALL["quantization_config"] | {"modules_to_not_convert": [name, "lm_head"]}
         target: Any = load_target(made(tmp_path, quantization_config=left))
         assert stored(made(tmp_path, quantization_config=left)).totals.bytes - whole == plain_bytes - packed
-        experts = built_quantised(target.build_stored(), target.stored, target.stored.scheme("deepseek_v4")).model
-        kinds = {str(layer.mlp.experts.down_proj.dtype) for layer in experts.model.layers}
+        plain_model = target.build_stored()
+        built: Any = built_quantised(plain_model, target.stored, target.stored.scheme("deepseek_v4")).model
+        kinds = {str(layer.mlp.experts.down_proj.dtype) for layer in built.model.layers}
         assert kinds == {"torch.int8", "torch.bfloat16"}
 
 
