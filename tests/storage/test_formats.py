@@ -223,7 +223,7 @@ def test_experts_in_another_dtype_of_their_own_are_not_known(data: dict[str, Any
     ],
 )
 def test_experts_of_four_bits_by_hand(rows: int, columns: int, packed: int, scales: int) -> None:
-    """Two columns in a byte, and a byte for each row and 32 columns; four bytes if it is no power of two."""
+    """Two columns in a byte, and a byte for each row and 32 columns; four bytes unless it is a power of two."""
     data = {"quantization_config": V4, "expert_dtype": "fp4"}
     expert = LinearModule("layers.3.ffn.experts.0.w1", "Expert", columns, rows=rows)
     for powers, size in ((True, 1), (False, 4)):

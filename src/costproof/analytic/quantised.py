@@ -84,7 +84,7 @@ def _fp8(of: formats.Fp8, m: MatrixShape) -> Sizes:
 
 
 def _fp4(of: formats.Fp4, m: MatrixShape) -> Sizes:
-    """Return o i / 2 bytes, and a scale of 1 byte (or of 4, if it is no power of two) per row and 32 columns.
+    """Return o i / 2 bytes, and a scale of 1 byte (of 4 unless it is a power of two) per row and 32 columns.
 
     Source: the headers of DeepSeek-V4-Flash and V4-Pro; OCP Microscaling formats 1.0, section 5.
     """
