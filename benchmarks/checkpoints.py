@@ -39,6 +39,9 @@ costproof fits gpt-oss-20b --memory 20GB                            # weights as
   bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm; compressed-tensors integers packed, int8, float8,
   NVFP4, MXFP4, MXFP8; MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`); torchao int4 (plain,
   tiles), int8 and float8, only weights or with inputs;
+- `expert_dtype` in an fp8 `quantization_config`, or beside that of DeepSeek-V4: experts in fp4, two columns in an I8,
+  an F8_E8M0 for each row and 32 columns; they multiply in the run's dtype after unpacking, as Marlin does on Hopper
+  (`roofline --math float8` where a GPU has products of fp8 and fp4);
 - `hf_quant_config.json`, `quantize_config.json` beside it: ModelOpt, GPTQ, AWQ;
 - `modules_to_not_convert`, `ignore`, `exclude_modules`, `targets`, `llm_int8_skip_modules`, `lm_head`: what is left in
   16 bits.
@@ -48,8 +51,10 @@ key says is stated as assumed: the dtype of weights and of block scales (float32
 is `ue8m0`, F8_E8M0 as in DeepSeek-V4 and transformers, but float32 in DeepSeek-V3.1 and V3.2), a tied head, biases of
 zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
 nested maxima is open. Multi-token prediction modules (MTP) count with `--mtp N`, in `fits` too, for DeepSeek-V3, Kimi
-K2, GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5, MiMo and MiMo-V2-Flash: a layer like the last one with full attention
-(MiMo-V2-Flash: with a window and a dense MLP), a projection, norms, and in the first three copies of the tables.
+K2, GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5, MiMo, MiMo-V2-Flash and DeepSeek-V4: a layer like the last one with full
+attention (MiMo-V2-Flash: with a window and a dense MLP; DeepSeek-V4: with a window, so without a compressor), a
+projection, norms, and in the first three copies of the tables. DeepSeek-V4 stores hyper-connections, sinks and
+positions of compressors in float32, all else that is not quantised in bfloat16.
 
 ## Headers against the layout
 

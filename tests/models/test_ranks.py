@@ -27,6 +27,7 @@ from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.capture import count_sources
 from costproof.run.operands import target_with_settings
 from costproof.run.prepare import Prepared
+from tests.oracles.published import ROWS, write_row
 
 TOKEN: Final[dict[str, Any]] = {"text_tokens": 1, "new_tokens": 0}
 FAMILIES: Final = (
@@ -721,14 +722,22 @@ def test_equal_layers_share_their_formulas(mesh: str) -> None:
     assert len(shared) == len({part.role for part in parts if part.role.startswith("text.layer")})
 
 
-def test_weights_of_a_rank_from_headers() -> None:
+def test_weights_of_a_rank_from_headers(tmp_path: Path) -> None:
     """Experts are divided by ep 8, all else is on each rank: vLLM issue 51473 has 778.148 / 8 + 27.171 = 124.439 GiB.
 
-    Its figures are rounded to a thousandth, and its model is DeepSeek-V4, of which no class is known here. The same sum
-    of DeepSeek-V3's checkpoint: 58 layers of 256 experts of three matrices in fp8, with a scale of 4 bytes for each
-    block of 128 x 128.
+    Its model is DeepSeek-V4-Pro with the MTP module: 62 layers of 384 experts of three matrices in fp4, a byte for two
+    columns and one for each 32 of a row. Without the module they would be 765.598 and 26.723 GiB. The same sum of
+    DeepSeek-V3's checkpoint without its module: 58 layers of 256 experts of three matrices in fp8, with a scale of 4
+    bytes for each block of 128 x 128.
     """
-    assert abs(778.148 / 8 + 27.171 - 124.439) <= 0.0005 / 8 + 2 * 0.0005
+    row = next(row for row in json.loads(ROWS.read_text(encoding="utf-8")) if row["name"] == "DeepSeek-V4-Pro")
+    target, _ = write_row(row, tmp_path)
+    for modules, printed in ((1, ["778.148", "27.171", "124.439"]), (0, ["765.598", "26.723", "122.423"])):
+        found = costproof.stored(target, next_token=modules)
+        experts = sum(part.bytes for part in found.parts if ".experts." in part.name)
+        assert experts == (61 + modules) * 384 * 3 * (7168 * 3072 // 2 + 7168 * 3072 // 32)
+        rest = found.totals.bytes - experts
+        assert [f"{n / 2**30:.3f}" for n in (experts, rest, experts // 8 + rest)] == printed
     experts = 58 * 256 * 3 * (7168 * 2048 + 56 * 16 * 4)
     run = "deepseek-v3@chat,text_tokens=1,new_tokens=0,batch=8"
     one, rank = (costproof.fits(f"{run}{mesh}", memory="1GB").stored_bytes or 0 for mesh in ("", ",dp=8,ep=8"))

@@ -188,9 +188,74 @@ def test_a_layout_that_is_not_known_is_no_number(description: Any) -> None:
         scheme(description)
 
 
-def test_experts_in_a_dtype_of_their_own_are_not_known() -> None:
+V4 = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+
+
+@pytest.mark.parametrize(
+    ("data", "model_type"),
+    [
+        ({"expert_dtype": "fp4"}, "deepseek_v4"),
+        # The class of DeepSeek-V4 moves the key into the settings, others do not.
+        ({"quantization_config": V4, "expert_dtype": "fp4"}, "deepseek_v3"),
+        ({"quantization_config": V4, "expert_dtype": "int4"}, "deepseek_v4"),
+        ({"quantization_config": V4, "expert_dtype": "bfloat16"}, "deepseek_v4"),
+        ({"quantization_config": V4, "expert_dtype": "bfloat16"}, "deepseek_v3"),
+        ({"quantization_config": V4 | {"expert_dtype": "nvfp4"}}, "deepseek_v4"),
+        ({"quantization_config": V4 | {"activation_scheme": "static"}, "expert_dtype": "fp4"}, "deepseek_v4"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "expert_dtype": "fp4"},
+         "deepseek_v4"),
+    ],
+)  # fmt: skip
+def test_experts_in_another_dtype_of_their_own_are_not_known(data: dict[str, Any], model_type: str) -> None:
     with pytest.raises(UnknownFormat):
-        read_scheme({"quantization_config": {"quant_method": "fp8"}, "expert_dtype": "fp4"}, {}, "deepseek_v4")
+        read_scheme(data, {}, model_type)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "packed", "scales"),
+    [
+        (2048, 4096, 2048 * 2048, 2048 * 128),  # w1 of DeepSeek-V4-Flash
+        (1, 2, 1, 1),
+        (3, 34, 3 * 17, 3 * 2),  # the second scale is that of two columns
+        (5, 62, 5 * 31, 5 * 2),
+        (130, 96, 130 * 48, 130 * 3),
+        (7, 290, 7 * 145, 7 * 10),
+    ],
+)
+def test_experts_of_four_bits_by_hand(rows: int, columns: int, packed: int, scales: int) -> None:
+    """Two columns in a byte, and a byte for each row and 32 columns; four bytes unless it is a power of two."""
+    data = {"quantization_config": V4, "expert_dtype": "fp4"}
+    expert = LinearModule("layers.3.ffn.experts.0.w1", "Expert", columns, rows=rows)
+    for powers, size in ((True, 1), (False, 4)):
+        given = data if powers else data | {"quantization_config": {**V4, "scale_fmt": None}}
+        of = read_scheme(given, {}, "deepseek_v4").format_of(expert)
+        assert of is not None
+        weight, scale = of.tensors(LinearShape(rows, columns, False, "BF16"))
+        assert (weight.name, weight.dtype, weight.bytes) == ("weight", "I8", packed)
+        assert (scale.name, scale.dtype, scale.bytes) == ("scale", "F8_E8M0" if powers else "F32", size * scales)
+        parts = parts_of(of, MatrixShape(rows, columns, has_bias=False, dtype="bfloat16"))
+        assert parts == {"weight": (packed, packed), "scale": (scales, size * scales)}
+
+
+def test_only_experts_are_of_four_bits() -> None:
+    """Also if the settings themselves have the key; what a list has stays as it is."""
+    inner = V4 | {"expert_dtype": "fp4", "modules_to_not_convert": ["layers.0.ffn.experts"]}
+    of = read_scheme({"quantization_config": inner}, {}, "glm_moe_dsa")
+    kinds = {
+        path: of.format_of(LinearModule(path, kind, 64, rows=96))
+        for path, kind in (
+            ("layers.1.ffn.experts.0.w1", "Expert"),
+            ("layers.0.ffn.experts.0.w1", "Expert"),
+            ("layers.1.attn.wq_a", "Linear"),
+        )
+    }
+    titles = ["" if one is None else one.title for one in kinds.values()]
+    assert titles == ["fp4, scales for groups", "", "fp8, scales for blocks"]
+    odd = LinearModule("layers.1.ffn.experts.0.w1", "Expert", 65, rows=96)
+    with pytest.raises(UnknownFormat, match="65 columns"):
+        of.format_of(odd)
+    both = {"quantization_config": V4 | {"expert_dtype": "fp8"}, "expert_dtype": "fp4"}
+    assert len(read_scheme(both, {}, "deepseek_v4").rules) == 1, "the settings' own key counts, as in the class"
 
 
 def test_names_of_e4m3_and_of_a_layout_that_is_not_marlin_are_read() -> None:

@@ -187,7 +187,7 @@ DEEPSEEK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("old", "new", "where"), [
-    ("(width, 2 * width)", "(width, width)", "eh_proj"),
+    ("2 * width // len(", "width // len(", "eh_proj"),
     ("is_quantised=False", "is_quantised=True", "eh_proj"),
     ("default=len(layers) - 1)", "default=0)", "mlp"),
     ('"model.layers.{n}.hnorm", ', "", "hnorm"),
@@ -268,6 +268,8 @@ FP8_INPUTS = {"weights": {"type": "float"}, "input_activations": {"num_bits": 8}
         ({"quant_method": "bitsandbytes", "load_in_4bit": 1, "load_in_8bit": True}, {""}),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"int8"}),
         ({"quantization": {"quant_algo": "NVFP4"}}, {"other"}),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, {"float8", ""}),
+        ({"quant_method": "fp8", "expert_dtype": "fp8"}, {"float8"}),
         ({"bits": 4, "group_size": 64}, None),
     ],
 )  # fmt: skip

@@ -83,6 +83,15 @@ def _fp8(of: formats.Fp8, m: MatrixShape) -> Sizes:
     return {"weight": (m.o * m.i, m.o * m.i), "scale": scales, "bias": (m.c, m.b * m.c)}
 
 
+def _fp4(of: formats.Fp4, m: MatrixShape) -> Sizes:
+    """Return o i / 2 bytes, and a scale of 1 byte (of 4 unless it is a power of two) per row and 32 columns.
+
+    Source: the headers of DeepSeek-V4-Flash and V4-Pro; OCP Microscaling formats 1.0, section 5.
+    """
+    packed, groups = m.o * _up(m.i, 2), m.o * _up(m.i, 32)
+    return {"weight": (packed, packed), "scale": (groups, (1 if of.powers else 4) * groups), "bias": (m.c, m.b * m.c)}
+
+
 def _modelopt_fp8(of: formats.ModelOptFp8, m: MatrixShape) -> Sizes:
     """Return o i bytes and two scales of 4 bytes, of W and of the input. Source: ModelOpt, unified export."""
     return {"weight": (m.o * m.i, m.o * m.i), "scale": (2, 8), "bias": (m.c, m.b * m.c)}
@@ -220,9 +229,9 @@ def _compressed(of: formats.CompressedTensors, m: MatrixShape) -> Sizes:
 
 
 _FORMS: Final[dict[type, Callable[[Any, MatrixShape], Sizes]]] = {
-    formats.Fp8: _fp8, formats.ModelOptFp8: _modelopt_fp8, formats.Nvfp4: _nvfp4, formats.LlmInt8: _llm_int8,
-    formats.FourBit: _four_bit, formats.Gptq: _gptq, formats.Awq: _awq, formats.Mlx: _mlx, formats.Mxfp4: _mxfp4,
-    formats.TorchaoEightBit: _eight_bit_of_torchao, formats.TorchaoInt4: _four_bit_of_torchao,
+    formats.Fp8: _fp8, formats.Fp4: _fp4, formats.ModelOptFp8: _modelopt_fp8, formats.Nvfp4: _nvfp4,
+    formats.LlmInt8: _llm_int8, formats.FourBit: _four_bit, formats.Gptq: _gptq, formats.Awq: _awq, formats.Mlx: _mlx,
+    formats.Mxfp4: _mxfp4, formats.TorchaoEightBit: _eight_bit_of_torchao, formats.TorchaoInt4: _four_bit_of_torchao,
     formats.CompressedTensors: _compressed,
 }  # fmt: skip
 """Functions that return (elements, bytes) of a format's weights, scales and other parts, by class of the format."""
@@ -274,6 +283,8 @@ _UNPACKING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
     formats.Mlx: lambda of, m: 2 * m.o * m.i,  # mlx.core.dequantize: scale x + offset
     # OCP Microscaling formats 1.0, section 5.2: 2^e for each block of 32, and a product for each number in it.
     formats.Mxfp4: lambda of, m: 33 * m.o * _up(m.i, 32),
+    # The same for columns two in a byte, of which the last block may have fewer; a float32 scale is a factor already.
+    formats.Fp4: lambda of, m: m.o * m.i + (m.o * _up(m.i, 32) if of.powers else 0),
     formats.FourBit: _of_nf4, formats.TorchaoInt4: _of_tinygemm, formats.CompressedTensors: _of_compressed,
 }  # fmt: skip
 """Functions that return the vector FLOPs of unpacking a matrix, by class of the format."""

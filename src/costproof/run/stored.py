@@ -247,7 +247,7 @@ _USUAL: Final = {"qwen3_next": 1, "mimo_v2_flash": 3}
 
 def _further_recounts(config: Any, model_type: str, found: int) -> Iterator[Recount]:
     """Yield the MTP modules, from the key of the configuration that names layers of them."""
-    if config is None or model_type not in {*_USUAL, "deepseek_v3", "glm4_moe", "mimo", "qwen3_5_text"}:
+    if config is None or model_type not in {*_USUAL, "deepseek_v3", "deepseek_v4", "glm4_moe", "mimo", "qwen3_5_text"}:
         return
     inner = attribute(config, "get_text_config", lambda: config)()
     stated = [n for key, n in attribute(inner, "to_dict", dict)().items() if re.fullmatch(_NUMBER_OF_LAYERS, key)]
@@ -386,6 +386,8 @@ def _check_further(
     Raises:
         ReadingsDiffer: they have other weights.
     """
+    if config.model_type == "deepseek_v4":
+        return _check_deepseek_4(further, modules, config)
     h, vocabulary = config.hidden_size, config.vocab_size
     sizes = {"h": h, "h 2h": 2 * h * h, "V h": vocabulary * h}
     layers: defaultdict[int, Counter[str]] = defaultdict(Counter)
@@ -409,12 +411,7 @@ def _check_further(
         part = path.removeprefix(beginning)
         part = re.sub(r"^layers\.\d+\.", "", part) + (f" in {tensor.dtype}" if "plain" in outside.get(part, "") else "")
         got[part] += tensor.count * (tensor.stands_for or prod(tensor.shape))
-    differing = min((part for part in {*expected, *got} if expected[part] != got[part]), default=None)
-    if differing is not None:
-        raise ReadingsDiffer(
-            "MTP modules (--mtp) differ from those in published headers", where=differing,
-            expected=f"{expected[differing]:,} weights", got=f"{got[differing]:,}", fix=_REPORT,
-        )  # fmt: skip
+    _require_equal(expected, got)
     if config.model_type == "mimo_v2_flash":
         rows: int = sum(layer[f"self_attn.{name}_proj"] for name in "qkv") // h
         return expected.total() + modules * rows * bool(config.attention_bias)
@@ -422,6 +419,46 @@ def _check_further(
     biases = sum(prod(tensor.shape) for tensor in main if copied in tensor.name and tensor.name.endswith(".bias")
                  and tensor.name in names)  # fmt: skip
     return expected.total() + modules * biases
+
+
+def _require_equal(expected: Counter[str], got: Counter[str]) -> None:
+    """Raise :class:`ReadingsDiffer` if MTP modules do not have the expected weights in each part."""
+    differing = min((part for part in {*expected, *got} if expected[part] != got[part]), default=None)
+    if differing is not None:
+        raise ReadingsDiffer(
+            "MTP modules (--mtp) differ from those in published headers", where=differing,
+            expected=f"{expected[differing]:,} weights", got=f"{got[differing]:,}", fix=_REPORT,
+        )  # fmt: skip
+
+
+def _check_deepseek_4(further: Iterable[StoredTensor], modules: int, config: Any) -> int:
+    """Compare MTP modules of DeepSeek-V4 with its published headers, and return their number of weights.
+
+    Attention has a window only, so that it lacks a compressor, and the router chooses by scores, not by a hash.
+    """
+    h, heads, width = config.hidden_size, config.num_attention_heads, config.head_dim
+    rank, groups, streams = config.q_lora_rank, config.o_groups, config.hc_mult
+    inner, experts = config.moe_intermediate_size, config.n_routed_experts
+    latent, mixes = groups * config.o_lora_rank, streams * (streams + 2)
+    expected = Counter({
+        "attn.wq_a": h * rank, "attn.q_norm": rank, "attn.wq_b": rank * heads * width, "attn.wkv": h * width,
+        "attn.kv_norm": width, "attn.attn_sink": heads, "attn.wo_a": latent * heads * width // groups,
+        "attn.wo_b": h * latent, "ffn.gate": h * experts, "hc_head_base": streams, "hc_head_scale": 1,
+        "hc_head_fn": streams * streams * h, "e_proj": h * h, "h_proj": h * h,
+        **dict.fromkeys(("attn_norm", "ffn_norm", "enorm", "hnorm", "norm"), h),
+        **{f"hc_{part}_{name}": size for part in ("attn", "ffn")
+           for name, size in (("fn", mixes * streams * h), ("base", mixes), ("scale", 3))},
+        **{f"ffn.{part}.w{i}": count * h * inner for i in (1, 2, 3)
+           for part, count in (("experts.*", experts), ("shared_experts", config.n_shared_experts))},
+    })  # fmt: skip
+    expected = Counter({part: modules * size for part, size in expected.items()})
+    got: Counter[str] = Counter()
+    for tensor in further:
+        if tensor.purpose == "weight":
+            part = re.sub(r"^mtp\.\d+\.", "", tensor.name).removesuffix(".weight")
+            got[part] += tensor.count * (tensor.stands_for or prod(tensor.shape))
+    _require_equal(expected, got)
+    return expected.total()
 
 
 def _layer_of_mimo_2(config: Any) -> Counter[str]:

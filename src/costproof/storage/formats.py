@@ -80,7 +80,8 @@ class Fp8(Format):
 
     The scale has the name ``weight_scale_inv``, though it is a factor. Qwen3's checkpoints have scales of blocks in
     bfloat16, those of DeepSeek-V3 and of models made from it in float32. Scales that are powers of two (``scale_fmt``)
-    are float32 in the files of DeepSeek-V3.1 and V3.2, and E8M0 in those of V4 and in what transformers writes.
+    are float32 in the files of DeepSeek-V3.1 and V3.2, and E8M0 in those of V4 and in what transformers writes. In the
+    files of V4 they have the name ``scale``.
     """
 
     source: ClassVar[str] = "DeepSeek-V3 technical report, section 3.3; transformers FP8Linear"
@@ -112,13 +113,18 @@ class Fp8(Format):
             return "F8_E8M0"
         return "BF16" if self.model_type.startswith("qwen3") else "F32"
 
+    @property
+    def scale_name(self) -> str:
+        """Return the name of the weights' scales."""
+        return _scale_name(self.model_type)
+
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], scales [⌈rows / block⌉, ⌈columns / block⌉] or [], and the input's scale []."""
         shape = () if self.block is None else tuple(map(ceil_div, (of.rows, of.columns), self.block))
         inputs = StoredTensor("activation_scale", "BF16" if self.block is None else "F32", (), "scale")
         return (
             StoredTensor("weight", "F8_E4M3", (of.rows, of.columns)),
-            StoredTensor("weight_scale_inv", self.scale_dtype, shape, "scale"),
+            StoredTensor(self.scale_name, self.scale_dtype, shape, "scale"),
             *((inputs,) if self.static else ()),
             *of.plain_bias,
         )
@@ -129,6 +135,54 @@ class Fp8(Format):
             other = {"F8_E8M0": "F32", "F32": "F8_E8M0"}[self.scale_dtype]
             return (f"scales of blocks are {self.scale_dtype}, where scale_fmt may also mean powers of two in {other}",)
         return (f"scales{' of blocks' if self.block else ''} are {self.scale_dtype}, which no key says",)
+
+
+def _scale_name(model_type: str) -> str:
+    """Return the name of the scales in fp8 checkpoints of a model type."""
+    return "scale" if model_type.startswith("deepseek_v4") else "weight_scale_inv"
+
+
+FP4_GROUP: Final = 32
+"""Number of columns that share a scale in the experts of DeepSeek-V4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4(Format):
+    """FP4 format of experts in an fp8 checkpoint (``expert_dtype``): E2M1, two columns in a byte, scales of 32 columns.
+
+    One expert of a stack is a linear layer here. Inputs stay in the run's dtype, as in the kernels of GPUs without
+    products of four bits by eight (Marlin on Hopper); where a GPU has them, inputs are quantised to fp8.
+    """
+
+    title: ClassVar[str] = "fp4, scales for groups"
+    source: ClassVar[str] = "headers of DeepSeek-V4-Flash and V4-Pro; transformers FP8Experts with expert_dtype fp4"
+
+    powers: bool = True
+    """Whether scales are powers of two (``scale_fmt``)."""
+    model_type: str = ""
+
+    @property
+    def scale_dtype(self) -> str:
+        """Return the dtype of the weights' scales."""
+        return "F8_E8M0" if self.powers else "F32"
+
+    @property
+    def scale_name(self) -> str:
+        """Return the name of the weights' scales."""
+        return _scale_name(self.model_type)
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Return the numbers that rows and columns must be multiples of: 1, and the columns in a byte."""
+        return 1, 2
+
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
+        """Return weight [rows, columns / 2] and scales [rows, ⌈columns / 32⌉]."""
+        return (
+            StoredTensor("weight", "I8", (of.rows, ceil_div(of.columns, 2))),
+            StoredTensor(self.scale_name, self.scale_dtype, (of.rows, ceil_div(of.columns, FP4_GROUP)), "scale"),
+            *of.plain_bias,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,18 @@ class CheckpointLayout:
         return module
 
 
+_IN_FLOAT32: Final = {"deepseek_v4": ("attn_hc", "ffn_hc", "hc_head", "sinks", "position_bias")}
+"""Modules and parameters that checkpoints store in float32, whatever else they have, by model type.
+
+Source: headers of DeepSeek-V4-Flash and V4-Pro. They have norms in bfloat16, which the class loads in float32.
+"""
+
+
+def is_stored_in_float32(model_type: str, parameter: str) -> bool:
+    """Return whether checkpoints store a parameter, by its name in the model, in float32 whatever else they have."""
+    return not {*parameter.split(".")}.isdisjoint(_IN_FLOAT32.get(model_type, ()))
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A storage format, and the modules to which it applies."""
@@ -165,16 +177,21 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
     """
     found = list(_descriptions(data))
     found += [(name, value) for name, value in beside.items() if not found]
-    for part in (data, data.get("text_config")):
-        own = part.get("expert_dtype") if isinstance(part, Mapping) else None
-        if own not in (None, "bfloat16"):
-            raise UnknownFormat(str(own)[:40], "experts in a dtype of their own (expert_dtype)")
+    parts = [part for part in (data, data.get("text_config")) if isinstance(part, Mapping)]
+    experts = next((own for part in parts if (own := part.get("expert_dtype")) is not None), None)
+    unknown = UnknownFormat(str(experts)[:40], "experts in a dtype of their own (expert_dtype)")
     if not found:
+        if experts not in (None, "bfloat16"):
+            raise unknown
         return PLAIN
     where, described = found[0]
     if not isinstance(described, Mapping):
         raise UnknownFormat(str(described)[:40], f"{where} is not an object")
     method = _method(described)
+    if experts is not None and method == "fp8" and model_type == "deepseek_v4":  # which has the key in its class
+        described = {"expert_dtype": experts, **described}
+    elif experts is not None and (method == "fp8" or experts != "bfloat16"):
+        raise unknown
     reader = _READERS.get(method)
     if reader is None:
         raise UnknownFormat(method or "a format without a name", f"{where} names no known method")
@@ -207,7 +224,7 @@ _KNOWN_KEYS: Final[Mapping[str, frozenset[str]]] = {
     method: frozenset(keys.split())
     for method, keys in {
         "": "quant_method quantization_method dequantize quantization",
-        "fp8": "activation_scheme weight_block_size modules_to_not_convert ignored_layers scale_fmt fmt",
+        "fp8": "activation_scheme weight_block_size modules_to_not_convert ignored_layers scale_fmt fmt expert_dtype",
         "bitsandbytes": "load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit llm_int8_threshold "
         "llm_int8_skip_modules llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight bnb_4bit_compute_dtype "
         "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
@@ -357,7 +374,17 @@ def _fp8(described: Data, model_type: str) -> Scheme:
         usual = module.kind in ("Linear", "Expert") or "GroupedLinear" in module.kind
         return usual and not kept(module)
 
-    return Scheme("fp8", (Rule(of, quantised),), assumed=of.assumed())
+    experts = described.get("expert_dtype")
+    if experts not in (None, "fp8", "fp4"):
+        raise UnknownFormat(str(experts)[:40], "experts in a dtype of their own (expert_dtype)")
+    rule = Rule(of, quantised)
+    if experts != "fp4":
+        return Scheme("fp8", (rule,), assumed=of.assumed())
+    if static:
+        raise UnknownFormat("fp4", "experts in four bits with static scales of inputs (activation_scheme)")
+    packed = formats.Fp4(scales == "ue8m0", model_type)
+    first = Rule(packed, lambda module: module.kind == "Expert" and quantised(module))
+    return Scheme("fp8", (first, rule), assumed=of.assumed())
 
 
 def _bitsandbytes(described: Data, model_type: str) -> Scheme:

@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final, cast
 from unittest import mock
 
+from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import first_line
 from costproof.ledger.metrics import STORAGE, Metric
 from costproof.ledger.node import StatedDifference
@@ -20,7 +21,7 @@ from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes
 from costproof.patches.sharding import PARTS, quiet
 from costproof.snapshots.copies import on_meta
-from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
+from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat, is_stored_in_float32
 from costproof.storage.tensors import STORED_AS
 from costproof.tracers.headers import layout_of, scheme_of
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
@@ -111,6 +112,7 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     paths = Paths(made.model)
     tensors = {**paths.parameters, **paths.buffers}
     stored_dtype: Dtype | None = target.dtype if isinstance(target, WithStorage) else None
+    model_type = str(attribute(attribute(model, "config", None), "model_type", ""))
     persistent = {paths.parameter(unwrapped(name)) for name in made.model.state_dict(keep_vars=True)}
     found: dict[str, Costs] = {}
     padded = {name: part.bytes for name, part in vars(model).get(PARTS, {}).items()}
@@ -125,6 +127,7 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
         if name in persistent and size != 0:
             cast = stored_dtype is not None and dtype == workload.dtype and name in paths.parameters
             stored = stored_dtype if cast and stored_dtype is not None else dtype
+            stored = "float32" if is_stored_in_float32(model_type, name) else stored
             for metric, size_of in (("stored_bytes", _ITEM[stored]), ("stored_elements", 1)):
                 before = costs[metric]
                 costs[metric] = None if before is None else before + tensor.numel() * size_of
@@ -188,6 +191,8 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
     """
     described = json.loads(stored.described) if stored.described else {}
     own = described.get("quantization_config") or (described.get("text_config") or {}).get("quantization_config")
+    if isinstance(own, dict) and scheme.method == "fp8" and described.get("expert_dtype"):  # moved by V4's class
+        own = {"expert_dtype": described["expert_dtype"], **own}
     build = _BUILDERS.get(scheme.method)
     if build is None or not isinstance(own, dict) or not hasattr(model, "get_input_embeddings"):
         raise NotBuilt(scheme.method, "no class for it can be built here")
@@ -230,6 +235,7 @@ def _built_fp8(model: Any, described: dict[str, Any]) -> None:
     quantiser.preprocess_model(model, dtype=model.dtype)
     for module in model.modules():
         block = module.block_size if isinstance(module, FP8Experts) else None
+        block = None if quantiser.quantization_config.expert_dtype == "fp4" else block
         if block is not None and module.has_gate and module.intermediate_dim % block[0]:
             rows = module.intermediate_dim
             raise NotBuilt("fp8", f"the class scales gate and up as one matrix, where {rows} rows are not whole blocks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,14 @@ from costproof.storage import gguf
 from costproof.storage.checkpoint import ModelNames
 from costproof.storage.formats import Format, LinearShape, cache_tensors
 from costproof.storage.headers import HeaderTensor
-from costproof.storage.scheme import LinearModule, Rule, Scheme, UnknownFormat, in_numbered_layer
+from costproof.storage.scheme import (
+    LinearModule,
+    Rule,
+    Scheme,
+    UnknownFormat,
+    in_numbered_layer,
+    is_stored_in_float32,
+)
 from costproof.storage.tensors import StoredTensor
 from costproof.weights.library_reading import LibraryReading
 from costproof.weights.stored import NEXT_TOKEN
@@ -46,8 +54,8 @@ class FurtherModule:
     """
 
     layer: str
-    projection: str
-    """Name of the projection [h, 2 h] of the embedding and the hidden state."""
+    projections: tuple[str, ...]
+    """Names of the projection [h, 2 h] of the embedding and the hidden state, or of one [h, h] of each."""
     norms: tuple[str, ...]
     tables: tuple[str, ...] = ()
     """Names of copies of the embedding and of the output projection."""
@@ -64,25 +72,35 @@ class FurtherModule:
     post_norm: str = "post_attention_layernorm"
     listed: str = ""
     """Another name by which lists of unquantised modules have the layer."""
+    without: tuple[str, ...] = ()
+    """Parts of the names of tensors that a module lacks, although the layer it is like has them."""
+    mlp: str = ""
+    """Kind of the MLP of the layer that a module is like, instead of the kind of attention."""
+    head: str = ""
+    """Beginning of the names, in the checkpoint, of further tensors of the model that a module has copies of."""
 
 
 _OF_DEEPSEEK: Final = FurtherModule(
-    "model.layers.{n}.", "model.layers.{n}.eh_proj",
+    "model.layers.{n}.", ("model.layers.{n}.eh_proj",),
     ("model.layers.{n}.enorm", "model.layers.{n}.hnorm", "model.layers.{n}.shared_head.norm"),
     ("model.layers.{n}.embed_tokens", "model.layers.{n}.shared_head.head"), is_quantised=False,
 )  # fmt: skip
 _OF_QWEN: Final = FurtherModule(
-    "mtp.layers.{i}.", "mtp.fc", ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"), usual=1
+    "mtp.layers.{i}.", ("mtp.fc",), ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"), usual=1
 )
 _OF_MIMO: Final = FurtherModule(
-    "model.mtp_layers.{i}.", "model.mtp_layers.{i}.input_proj",
+    "model.mtp_layers.{i}.", ("model.mtp_layers.{i}.input_proj",),
     tuple(f"model.mtp_layers.{{i}}.{name}" for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")),
 )  # fmt: skip
 _OF_MIMO_2: Final = FurtherModule(
-    "model.mtp.layers.{i}.", "model.mtp.layers.{i}.eh_proj",
+    "model.mtp.layers.{i}.", ("model.mtp.layers.{i}.eh_proj",),
     tuple(f"model.mtp.layers.{{i}}.{name}" for name in ("enorm", "hnorm", "final_layernorm")),
     is_quantised=False, usual=3, attention="sliding_attention", is_dense=True, post_norm="pre_mlp_layernorm",
     listed="model.decoder.",
+)  # fmt: skip
+_OF_DEEPSEEK_4: Final = FurtherModule(
+    "mtp.{i}.", ("mtp.{i}.e_proj", "mtp.{i}.h_proj"), ("mtp.{i}.enorm", "mtp.{i}.hnorm", "mtp.{i}.norm"),
+    without=("compressor", "indexer"), mlp="moe", head="hc_head",
 )  # fmt: skip
 FURTHER: Final[dict[str, FurtherModule]] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe"), _OF_DEEPSEEK),
@@ -93,9 +111,10 @@ FURTHER: Final[dict[str, FurtherModule]] = {
     ),
     "mimo": _OF_MIMO,
     "mimo_v2_flash": _OF_MIMO_2,
+    "deepseek_v4": _OF_DEEPSEEK_4,
 }
 """Multi-token prediction modules by model type; sources: DeepSeek-V3's report, vLLM ``glm4_moe_mtp.py``,
-``qwen3_next_mtp.py`` and ``mimo_mtp.py``, SGLang ``mimo_v2_flash_nextn.py``.
+``qwen3_next_mtp.py`` and ``mimo_mtp.py``, SGLang ``mimo_v2_flash_nextn.py``, headers of DeepSeek-V4-Flash.
 """
 
 
@@ -229,6 +248,7 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
     head, table = _embedding(model, "get_output_embeddings"), _embedding(model, "get_input_embeddings")
     shared = {id(p) for p in (table.parameters() if table is not None else ())}
     in_float32 = {str(n) for key in _IN_FLOAT32 for n in attribute(model, key, None) or ()}
+    model_type = str(attribute(attribute(model, "config", None), "model_type", ""))
     seen: set[int] = set()
     held = held_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
     if scheme.named:
@@ -276,7 +296,8 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
         for name, parameter in own.items():
             if name not in in_place:
                 stored = _plain(names.parameter(f"{path}.{name}".lstrip(".")), parameter)
-                plain.append(replace(stored, dtype=as_stored(stored.dtype)))
+                wide = is_stored_in_float32(model_type, f"{path}.{name}")
+                plain.append(replace(stored, dtype="F32" if wide else as_stored(stored.dtype)))
         persistent = set(module.state_dict(keep_vars=True)) - set(dict(module.named_parameters(recurse=False)))
         for name, buffer in module.named_buffers(recurse=False):
             if name in persistent and held.get(f"{path}.{name}".lstrip("."), 0) != 0:
@@ -379,7 +400,10 @@ def _stack(
     rows //= len(layers)
     found = {
         part: Counter(
-            scheme.format_of(LinearModule(f"{stack}.{i}.{part}", "Expert", columns, rows=rows)) for i in range(experts)
+            scheme.format_of(
+                LinearModule(f"{stack}.{i}.{part}", "Expert", columns, own_path=f"{path}.{i}.{part}", rows=rows)
+            )
+            for i in range(experts)
         )
         for part in layers
     }
@@ -409,10 +433,11 @@ def _is_transposed(module: nn.Module) -> bool:
 def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Iterator[StoredTensor]:
     """Yield the tensors of multi-token prediction modules, as checkpoints store them.
 
-    A module is a layer like the last one with full attention (MiMo-V2: with a window, and the MLP of a dense layer), a
-    projection [h, 2 h] of embedding and hidden state, three norms, and in some families copies of the embedding and of
-    the output projection. The class in transformers lacks these modules. Rules of the scheme see the names that the
-    layer has in the module.
+    A module is a layer like the last one with full attention (MiMo-V2: with a window, and the MLP of a dense layer;
+    DeepSeek-V4: with a window, so that it lacks the compressor), a projection [h, 2 h] of embedding and hidden state or
+    two [h, h], three norms, and in some families copies of the embedding and of the output projection, or of the mix
+    of hyper-connections before it. The class in transformers lacks these modules. Rules of the scheme see the names
+    that the layer has in the module.
 
     Raises:
         BadInput: the checkpoint of this model is not known to have such modules, or not so many.
@@ -428,8 +453,14 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
     config, base = attribute(model, "config").get_text_config(), attribute(model, "model")
     layers = attribute(attribute(base, "language_model", base), "layers")
     kinds = list(attribute(config, "layer_types", None) or ())
-    last = max((i for i, kind in enumerate(kinds) if kind == family.attention), default=len(layers) - 1)
+    if family.mlp:
+        kinds = list(attribute(config, "mlp_layer_types", None) or ())[: len(layers)]
+    wanted = family.mlp or family.attention
+    last = max((i for i, kind in enumerate(kinds) if kind == wanted), default=len(layers) - 1)
     dense = last
+    if family.mlp and family.mlp not in kinds:
+        raise BadInput("the layers that an MTP module is like are not in this model", where="--mtp",
+                       expected=f"layers {family.mlp}", got=", ".join({*kinds}))  # fmt: skip
     if family.is_dense:
         like = list(attribute(config, "mlp_layer_types", None) or ())[: len(layers)]
         if family.attention not in kinds or "dense" not in like:
@@ -443,21 +474,26 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
     sizes = [tuple(attribute(model, f"get_{part}_embeddings")().weight.shape) for part in ("input", "output")]
     seen: set[str] = set()
     for i in range(modules):
-        layer, projection, *others = (
-            name.format(n=len(layers) + i, i=i) for name in (family.layer, family.projection, *family.norms)
-        )
+        layer, *others = (name.format(n=len(layers) + i, i=i) for name in (family.layer, *family.norms))
         for start in dict.fromkeys((copied, of_mlp)):
             for tensor in stored_tensors(model, _renamed(scheme, start, layer, family.listed)):
                 part = tensor.name.removeprefix(start)
+                if not {*part.split(".")}.isdisjoint(family.without):
+                    continue
                 if tensor.name.startswith(start) and (of_mlp if part.startswith("mlp.") else copied) == start:
                     yield replace(tensor, name=layer + part.replace("post_attention_layernorm", family.post_norm))
         tensors = [StoredTensor(f"{name}.weight", dtype, (width,)) for name in others]
-        place = LinearModule(projection, columns=2 * width, rows=width, in_layers=in_numbered_layer(projection))
-        of = scheme.format_of(place) if family.is_quantised else None
-        if of is None:
-            tensors.append(StoredTensor(f"{projection}.weight", dtype, (width, 2 * width)))
-        else:
-            tensors += _named(_packed(of, LinearShape(width, 2 * width, False, dtype)), projection)
+        columns = 2 * width // len(family.projections)
+        for projection in (name.format(n=len(layers) + i, i=i) for name in family.projections):
+            place = LinearModule(projection, columns=columns, rows=width, in_layers=in_numbered_layer(projection))
+            of = scheme.format_of(place) if family.is_quantised else None
+            if of is None:
+                tensors.append(StoredTensor(f"{projection}.weight", dtype, (width, columns)))
+            else:
+                tensors += _named(_packed(of, LinearShape(width, columns, False, dtype)), projection)
+        if family.head:
+            every = stored_tensors(model, scheme)
+            tensors += [replace(one, name=layer + one.name) for one in every if one.name.startswith(family.head)]
         for table, size in zip(family.tables, sizes, strict=False):
             tensors.append(StoredTensor(f"{table.format(n=len(layers) + i)}.weight", dtype, size))
         yield from (tensor for tensor in tensors if tensor.name not in seen)
@@ -534,11 +570,15 @@ class CheckpointNames:
     """Reversed renamings, in the order in which they apply."""
     stacks: Mapping[str, tuple[str, ...]] | None = None
     """Names of an expert's linear layers by stacked parameter; ``None``: transformers states nothing about stacks."""
+    in_files: tuple[tuple[str, str], ...] = ()
+    """Patterns with replacements, by which names become those of published files, after the renamings."""
 
     def parameter(self, name: str) -> str:
         """Return the name of a parameter in the checkpoint."""
         for renaming in self.renamings:
             name, _ = renaming.rename_source_key(name)
+        for pattern, named in self.in_files:
+            name = re.sub(pattern, named, name)
         return name
 
     def module(self, path: str) -> str:
@@ -574,4 +614,17 @@ def checkpoint_names(model: nn.Module) -> CheckpointNames:
         if isinstance(transform, WeightConverter) and len(targets) == 1 and all(_EXPERT in f".{s}" for s in sources):
             layers = tuple(source.partition("experts.*.")[2].removesuffix(".weight") for source in sources)
             stacks[targets[0].rpartition(".")[2]] = layers
-    return CheckpointNames(tuple(renamings), stacks or None)
+    in_files = _IN_FILES.get(str(attribute(model.config, "model_type", "")), ())
+    return CheckpointNames(tuple(renamings), stacks or None, in_files)
+
+
+_IN_FILES: Final = {
+    "deepseek_v4": (
+        (r"^model\.", ""), (r"^embed_tokens\.", "embed."), (r"^hc_head\.hc_", "hc_head_"),
+        (r"(\.attn)\.norm\.", r"\1.kv_norm."),
+    ),
+}  # fmt: skip
+"""Patterns and replacements of names that reversed conversions of transformers leave, or change wrongly, by model type.
+
+Source: headers of DeepSeek-V4-Flash.
+"""

@@ -340,6 +340,15 @@ def _mxfp4(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> Any:
     return (_values(_integers(t["blocks"], 4, 32)) * 2.0 ** (t["scales"].int() - 127).unsqueeze(-1)).flatten(-2)
 
 
+def _fp4(of: formats.Fp4, w: LinearShape, t: Tensors) -> Any:
+    scales = t[of.scale_name]
+    if of.powers:
+        import torch
+
+        scales = 2.0 ** (scales.view(torch.uint8).int() - 127)
+    return _values(_integers(t["weight"], 4, w.columns)) * _spread(scales, formats.FP4_GROUP, w.columns)
+
+
 def _compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     if of.inputs and not of.products:
         raise Incomplete("costproof does not know how inputs are quantised for 16-bit products", got=of.title)
@@ -388,7 +397,8 @@ def _torchao_int4(of: formats.TorchaoInt4, w: LinearShape, t: Tensors) -> Any:
 
 _UNPACK: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
     formats.Gptq: _gptq, formats.Awq: _awq, formats.Mlx: _mlx, formats.FourBit: _four_bit, formats.Mxfp4: _mxfp4,
-    formats.CompressedTensors: _compressed, formats.TorchaoEightBit: _torchao, formats.TorchaoInt4: _torchao_int4,
+    formats.Fp4: _fp4, formats.CompressedTensors: _compressed, formats.TorchaoEightBit: _torchao,
+    formats.TorchaoInt4: _torchao_int4,
 }  # fmt: skip
 """Function by format class that unpacks W [rows, columns], or its transpose, from the stored tensors."""
 
@@ -416,10 +426,10 @@ def _scaled(t: Tensors, inputs: tuple[Any, Any], weight: str) -> tuple[Any, Any]
 def _fp8_product(of: formats.Fp8, w: LinearShape, t: Tensors) -> Any:
     import torch
 
-    x, scales = t["x"], t["weight_scale_inv"].float()
+    x, scales = t["x"], t[of.scale_name].float()
     if of.block is None:
         given = (x / t["activation_scale"], t["activation_scale"]) if of.static else _by_row(x)
-        return _scaled(t, given, "weight_scale_inv")
+        return _scaled(t, given, of.scale_name)
     parts = list(_grouped(x, of.block[1]))
     # The product with the columns of each block: [rows, blocks, output features].
     partial = t["y"].unsqueeze(1).expand(-1, sum(part.shape[-2] for part in parts), -1)

@@ -75,6 +75,16 @@ def _blocks_of_nf4(of: formats.FourBit, w: LinearShape, t: Tensors) -> Any:
     return _times_block(_made(maxima, w.rows * w.columns, dtype="float32"), maxima, formats.ABSMAX_BLOCK)
 
 
+def _groups_of_experts(of: formats.Fp4, w: LinearShape, t: Tensors) -> Any:
+    import torch
+
+    scales = t[of.scale_name]
+    if of.powers:  # of which E8M0 stores the exponent
+        scales = torch.exp2(scales.view(torch.uint8).to(torch.int32) - 127)
+    numbers = _made(scales, w.rows, w.columns, dtype="bfloat16")
+    return [part.mul(scales[:, i, None]) for i, part in enumerate(numbers.split(formats.FP4_GROUP, dim=1))]
+
+
 def _groups_of_compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     import torch
 
@@ -128,6 +138,7 @@ def _groups_of_tinygemm(of: formats.TorchaoInt4, w: LinearShape, t: Tensors) -> 
 UNPACK_BY_GROUP: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
     formats.Gptq: _groups_of_words, formats.Awq: _groups_of_words, formats.Mlx: _groups_of_mlx,
     formats.FourBit: _blocks_of_nf4, formats.Mxfp4: _unpack_as_transformers,
+    formats.Fp4: _groups_of_experts,
     formats.CompressedTensors: _groups_of_compressed, formats.TorchaoEightBit: _rows_of_torchao,
     formats.TorchaoInt4: _groups_of_tinygemm,
 }  # fmt: skip
@@ -149,7 +160,7 @@ def _results(product: Any, *scales: Any) -> Any:
 def _blocks_of_fp8(of: formats.Fp8, w: LinearShape, t: Tensors) -> Any:
     import torch
 
-    x, of_weight = t["x"], t["weight_scale_inv"].float()
+    x, of_weight = t["x"], t[of.scale_name].float()
     if of.block is None:
         rows = (x.div(t["activation_scale"]), t["activation_scale"]) if of.static else _rows_in_eight_bits(x)
         return rows[0], _results(t["y"], rows[1], of_weight)

@@ -42,7 +42,7 @@ def products_stated(described: str) -> frozenset[str] | None:
         return {"fp8": frozenset({"float8"}), "nvfp4": frozenset({"other"})}.get(algorithm)
     match stated.get("quant_method", "").replace("_", "-"):
         case "fp8":
-            return frozenset({"float8"})
+            return frozenset({"float8", ""} if stated.get("expert_dtype") == "fp4" else {"float8"})
         case "bitsandbytes":
             four = any(value for key, value in every if key.removeprefix("_") == "load_in_4bit")
             return frozenset({"" if four else "int8"})
@@ -151,7 +151,8 @@ class LibraryReading:
         """Return the quantisation settings of a module; ``None`` if it is not quantised."""
         match self.method:
             case "fp8" | "bitsandbytes" | "torchao":
-                return self.settings if self._is_converted(paths) else None
+                own = {} if place.kind == "Expert" else {"expert_dtype": ""}
+                return {**self.settings, **own} if self._is_converted(paths) else None
             case "awq":  # a name may be any part of a path
                 return None if [name for name in self.kept for path in paths if path.count(name)] else self.settings
             case "modelopt":  # the pattern of a module, or the name of one that it is inside of
@@ -234,6 +235,8 @@ def library_reading(stored: Stored, model: nn.Module) -> LibraryReading:
         if method == "modelopt" and "quantization" in settings:
             settings = settings["quantization"]
         names = next((settings[key] for key in _LISTS.get(method, ()) if settings.get(key) is not None), None)
+        if method == "fp8" and model_type == "deepseek_v4" and data.get("expert_dtype"):  # DeepseekV4Config moves it
+            settings = {"expert_dtype": data["expert_dtype"], **settings}
         if method in ("fp8", "bitsandbytes", "torchao"):
             names = _kept_by_transformers(model, names)
         return LibraryReading(method, settings, model_type, tuple(names or ()))
@@ -368,12 +371,16 @@ def _fits_torchao(of: Format, place: LinearModule) -> bool:
 def _of_fp8(settings: Settings, model_type: str) -> Format:
     """Return the storage format of weights that transformers loads as ``FP8Linear``, always float8 E4M3.
 
+    Those of ``FP8Experts`` may be of four bits.
+
     Raises:
         UnknownFormat: the settings name another float8 type.
     """
     named = str(settings.get("fmt") or "e4m3").removeprefix("float8_").removesuffix("fn")
     if named != "e4m3":
         raise UnknownFormat("fp8", f"its library multiplies in E4M3, not in {named[:40]}")
+    if settings.get("expert_dtype") == "fp4":
+        return formats.Fp4(settings.get("scale_fmt") == "ue8m0", model_type)
     block, is_static = settings.get("weight_block_size"), settings.get("activation_scheme") == "static"
     return formats.Fp8(tuple(block) if block else None, is_static, settings.get("scale_fmt") == "ue8m0", model_type)
 
