@@ -46,6 +46,20 @@ HAND: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
                                       4 * 24 * 96 + 4 * 9 + 2 * 96 + 4 * 256),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}, "llama", 96, 256,
             4 * 256 * 12 + 4 * 4 * 12 + 2 * 4 * 96),
+    # Rows of 32 words; four groups take a word of zero points, of which the kernel reads two; 16 scales.
+    "awq gemv": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "llama", 96, 256,
+                 4 * 96 * 32 + 4 * 96 * 2 + 2 * 96 * 16),
+    # 1,152 / 128 = 9 groups are two words, 16 scales; at groups of 32 they are 36, five words, of which eight are read.
+    "awq gemv of wide groups": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMV"}, "llama", 8,
+                                1152, 4 * 8 * 144 + 4 * 8 * 2 + 2 * 8 * 16),
+    "awq gemv of small groups": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "llama", 8,
+                                 1152, 4 * 8 * 144 + 4 * 8 * 8 + 2 * 8 * 64),
+    # Four rows in words of two bytes; 16 scales and 16 zero points of two bytes for a row.
+    "awq gemv_fast": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv_fast"}, "llama", 96, 256,
+                      2 * 24 * 256 + 2 * 2 * 96 * 16),
+    # 16 columns of a row in two words; no zero points.
+    "awq marlin": ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": False, "version": "marlin"},
+                   "llama", 192, 256, 4 * 16 * 384 + 2 * 2 * 192),
     # MLX: eight in a word of four bytes, a scale and an offset of two bytes for 64 columns.
     "mlx": ({"bits": 4, "group_size": 64, "mode": "affine"}, "llama", 96, 256, 4 * 96 * 32 + 2 * 2 * 96 * 4),
     # NVFP4: half a byte each, a scale of one byte for 16 columns, two float32 numbers.
@@ -123,6 +137,8 @@ def test_what_is_left_as_it_is(description: dict[str, Any], kept: set[str]) -> N
     [
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 96, 100),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, 96, 192),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}, 96, 96),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "marlin", "zero_point": False}, 96, 64),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 96, 40),
     ],
 )
@@ -161,6 +177,10 @@ def test_rules_of_single_modules_change_bits_and_groups() -> None:
         {"quant_method": "mxfp4"},
         {"quant_method": "fp8", "weight_block_size": [128]},
         {"quant_method": "awq", "bits": 4, "version": "gemv"},
+        {"quant_method": "awq", "bits": 4, "group_size": 96, "version": "gemv"},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "marlin"},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": False},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "ipex"},
         {"quant_method": "awq", "bits": 2**31, "group_size": 32},
         {"quant_method": "awq", "w_bit": 33, "q_group_size": 32},
         {"quant_method": "gptq", "bits": "4"},

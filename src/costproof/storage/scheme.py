@@ -390,12 +390,16 @@ def _is_packable(module: LinearModule) -> bool:
 def _awq(described: Data, model_type: str) -> Scheme:
     version = str(described.get("version") or "gemm").lower()
     bits = _bits(described, "awq", (4,), "bits", "w_bit")
-    if version != "gemm":
+    if version not in ("gemm", "gemv", "gemv_fast", "marlin"):
         raise UnknownFormat("awq", f"version {version!r} with {bits} bits")
     group = _number(described, "group_size", "q_group_size")
     if group is None:  # AutoAWQ fails at -1; without the key transformers assumes another size than AutoAWQ
         raise UnknownFormat("awq", "group_size is missing, or is -1, which AutoAWQ cannot pack")
-    of = formats.Awq(bits, group)
+    if version.startswith("gemv") and group < 128 and group not in (32, 64):  # calculate_zeros_width
+        raise UnknownFormat("awq", f"version {version} with groups of {group}, for which AutoAWQ has no kernel")
+    if (version == "marlin") is not (described.get("zero_point") is False):
+        raise UnknownFormat("awq", f"version {version} {'with' if version == 'marlin' else 'without'} zero points")
+    of = formats.Awq(bits, group, version)
     names = _names(described, "modules_to_not_convert") or ()
     return Scheme(
         "awq",

@@ -239,6 +239,16 @@ def _gptq(of: formats.Gptq, w: LinearShape, t: Tensors) -> Any:
 
 
 def _awq(of: formats.Awq, w: LinearShape, t: Tensors) -> Any:
+    if of.version == "marlin":  # integers of four bits with a sign
+        numbers = _integers(t["qweight"], of.bits, 16 * w.rows).reshape(w.columns, w.rows)
+        return (numbers - 8) * _spread(t["scales"], of.group, w.columns, 0)
+    if of.version == "gemv_fast":
+        numbers = _integers(t["qweight"], of.bits, 4 * w.columns).reshape(w.rows, w.columns)
+        scales, zeros = (_spread(t[name].T, of.group, w.columns) for name in ("scales", "qzeros"))
+        return numbers * scales + zeros
+    if of.version == "gemv":
+        zeros = _spread(_integers(t["qzeros"], of.bits, t["scales"].shape[1]), of.group, w.columns)
+        return (_integers(t["qweight"], of.bits, w.columns) - zeros) * _spread(t["scales"], of.group, w.columns)
     zeros, scales = (
         _spread(one, of.group, w.columns, 0) for one in (_integers(t["qzeros"], of.bits, w.rows), t["scales"])
     )

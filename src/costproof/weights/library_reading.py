@@ -381,7 +381,7 @@ def _of_fp8(settings: Settings, model_type: str) -> Format:
 _FORMATS: Final[Mapping[str, Callable[[Settings, str], Format]]] = {
     "fp8": _of_fp8,
     "bitsandbytes": _of_bitsandbytes,
-    "awq": lambda s, _: formats.Awq(4, s.get("group_size") or s["q_group_size"]),
+    "awq": lambda s, _: formats.Awq(4, s.get("group_size") or s["q_group_size"], (s.get("version") or "gemm").lower()),
     "gptq": _of_gptq,
     "mlx": lambda s, _: formats.Mlx(s["bits"], s["group_size"]),
     "mxfp4": lambda s, _: formats.Mxfp4(),
