@@ -287,6 +287,37 @@ def test_awq_of_other_kernels_by_hand(tmp_path: Path, version: str, wide: int, i
     assert unpacking_in_sources(report) == dict.fromkeys(SOURCES, times * weights)
 
 
+@pytest.mark.parametrize(("wide", "inner", "group"), [*AWQ_SHAPES[:4], (96, 160, 128)])
+def test_autoround_by_hand(tmp_path: Path, wide: int, inner: int, group: int) -> None:
+    """Words of 8 columns; groups of columns, of which the last may be short; biases where the model has them."""
+    described = {
+        "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": group,
+        "sym": True, "data_type": "int", "iters": 0, "autoround_version": "0.12.3", "low_gpu_mem_usage": True,
+        "block_name_to_quantize": "model.layers",
+        "extra_config": {"model.layers.0.self_attn.v_proj": {"bits": 16, "data_type": "fp"},
+                         ".*mlp\\.up.*": {"bits": 8, "group_size": 32}},
+    }  # fmt: skip
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": wide // 2}
+    report = counted(
+        small(tmp_path, described, hidden_size=wide, intermediate_size=inner, attention_bias=True, **heads),
+        "analytic", "static",
+    )  # fmt: skip
+
+    def linear(rows: int, columns: int, biases: int = 0, bits: int = 4, size: int = group) -> tuple[int, int]:
+        groups = len(range(0, columns, size))
+        words, halves = rows * columns * bits // 32 + groups * rows * bits // 32, groups * rows + biases
+        return 4 * words + 2 * halves, words + halves
+
+    plain = wide * wide + wide + 2 * 50 * wide + 3 * wide
+    each = [*3 * [linear(wide, wide, wide)], linear(inner, wide), linear(inner, wide, 0, 8, 32), linear(wide, inner)]
+    stored, elements = (sum(of) for of in zip(*each, (2 * plain, plain), strict=True))
+    found = in_sources(report)
+    assert {tuple(of[:2]) for of in found.values()} == {(stored, elements)}
+    assert len({tuple(of) for of in found.values()}) == 1
+    weights = 3 * wide * wide + 3 * wide * inner
+    assert unpacking_in_sources(report) == dict.fromkeys(("analytic", "static"), 2 * weights)
+
+
 def test_weights_that_are_not_quantised_need_no_unpacking(tmp_path: Path) -> None:
     """A change to a format adds its work to 0, in a diff and under a policy."""
     for name, described in (("plain", None), ("packed", {"quant_method": "gptq", "bits": 4, "group_size": 32})):

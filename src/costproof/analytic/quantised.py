@@ -120,15 +120,15 @@ def _gptq(of: formats.Gptq, m: MatrixShape) -> Sizes:
     """Return words of 4 bytes that hold 32 / bits integers each, scales of 2 bytes, and a group index per column.
 
     Each row has ⌈bits i / 32⌉ words. Each group of columns has o scales and, as zero points, ⌈bits o / 32⌉ words. The
-    index (``g_idx``) is of 4 bytes.
-    Source: Frantar et al. 2022, GPTQ; AutoGPTQ, QuantLinear.pack.
+    index (``g_idx``) is of 4 bytes, and AutoRound's format has none.
+    Source: Frantar et al. 2022, GPTQ; AutoGPTQ, QuantLinear.pack; AutoRound 0.6 and later, qlinear_torch_zp.
     """
     groups = _up(m.i, of.group) if of.group is not None else 1
     words, zeros = m.o * _up(of.bits * m.i, 32), groups * _up(of.bits * m.o, 32)
     biases = m.o if of.zero_bias or m.has_bias else 0
     return {
         "weight": (words, 4 * words), "zero point": (zeros, 4 * zeros), "scale": (groups * m.o, 2 * groups * m.o),
-        "index": (m.i, 4 * m.i), "bias": (biases, 2 * biases),
+        "index": (m.i, 4 * m.i) if of.indexed else (0, 0), "bias": (biases, 2 * biases),
     }  # fmt: skip
 
 

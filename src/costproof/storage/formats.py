@@ -293,18 +293,20 @@ class CompressedTensors(Format):
 class Gptq(Format):
     """Format of GPTQ: integers of several columns packed into 32-bit words, transposed.
 
-    ``g_idx`` gives the group of each column and is always written. AutoGPTQ writes a bias for every layer, zeros where
-    the model has none.
+    ``g_idx`` gives the group of each column; only AutoRound's own format lacks it. AutoGPTQ writes a bias for every
+    layer, zeros where the model has none.
     """
 
     title: ClassVar[str] = "GPTQ"
-    source: ClassVar[str] = "AutoGPTQ and GPTQModel, QuantLinear; Frantar et al. 2022, GPTQ"
+    source: ClassVar[str] = "AutoGPTQ, GPTQModel and AutoRound, QuantLinear; Frantar et al. 2022, GPTQ"
 
     bits: int
     group: int | None
     """Number of columns that share a scale; ``None``: all of them."""
     zero_bias: bool = True
     """Whether a bias of zeros is stored for layers without a bias."""
+    indexed: bool = True
+    """Whether ``g_idx`` is stored."""
 
     @property
     def unit(self) -> tuple[int, int]:
@@ -318,7 +320,7 @@ class Gptq(Format):
             StoredTensor("qweight", "I32", (ceil_div(of.columns * self.bits, 32), of.rows)),
             StoredTensor("qzeros", "I32", (groups, ceil_div(of.rows * self.bits, 32)), "zero point"),
             StoredTensor("scales", "F16", (groups, of.rows), "scale"),
-            StoredTensor("g_idx", "I32", (of.columns,), "index"),
+            *((StoredTensor("g_idx", "I32", (of.columns,), "index"),) if self.indexed else ()),
             *((StoredTensor("bias", "F16", (of.rows,), "bias"),) if of.bias or self.zero_bias else ()),
         )
 

@@ -232,10 +232,12 @@ def _spread(scales: Any, size: int, count: int, dim: int = -1) -> Any:
 
 
 def _gptq(of: formats.Gptq, w: LinearShape, t: Tensors) -> Any:
-    groups = t["g_idx"]
     numbers = _integers(t["qweight"].T, of.bits, w.columns).T
-    zeros = _integers(t["qzeros"], of.bits, w.rows)
-    return t["scales"][groups] * (numbers - zeros[groups])
+    zeros, scales = _integers(t["qzeros"], of.bits, w.rows), t["scales"]
+    if of.indexed:
+        return scales[t["g_idx"]] * (numbers - zeros[t["g_idx"]])
+    zeros, scales = (_spread(one, of.group or w.columns, w.columns, 0) for one in (zeros, scales))
+    return scales * (numbers - zeros)
 
 
 def _awq(of: formats.Awq, w: LinearShape, t: Tensors) -> Any:
