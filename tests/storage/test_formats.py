@@ -187,7 +187,7 @@ def test_the_projection_of_torchs_attention_stays() -> None:
 
 
 def test_layers_of_modelopt_have_formats_of_their_own() -> None:
-    """``quantized_layers`` of ModelOpt's file, which the configuration may lack, names layers or what is around them."""
+    """``quantized_layers`` of ModelOpt's file, which the configuration may lack, names layers or modules around."""
     layers = {"model.layers.3.mlp": {"quant_algo": "NVFP4", "group_size": 16},
               "model.layers.3.mlp.gate": {"quant_algo": "FP8"}, "model.layers.1": {"quant_algo": "FP8"}}  # fmt: skip
     own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "MIXED_PRECISION",
