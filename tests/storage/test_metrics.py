@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 
 import costproof
 from costproof.analytic import storage
+from costproof.ledger.baseline import Baseline, RowTree
+from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import STORAGE, UNPACKING
 from costproof.ledger.node import Ledger
 from costproof.models.native import Configured
@@ -318,7 +321,17 @@ def test_autoround_by_hand(tmp_path: Path, wide: int, inner: int, group: int) ->
     assert unpacking_in_sources(report) == dict.fromkeys(("analytic", "static"), 2 * weights)
 
 
-def test_weights_that_are_not_quantised_need_no_unpacking(tmp_path: Path) -> None:
+def _with_unpacking(side: Baseline) -> Baseline:
+    """Count one FLOP of unpacking for a module of each source, whatever the weights are."""
+    sources = {}
+    for name, folded in side.sources.items():
+        stage = folded.stages[0]
+        rows: RowTree = {**folded.rows, stage: {**folded.rows[stage], "planted": {"": {UNPACKING: 1}}}}
+        sources[name] = replace(folded, rows=rows, metrics=(*folded.metrics, UNPACKING))
+    return replace(side, sources=sources)
+
+
+def test_weights_that_are_not_quantised_need_no_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change to a format adds its work to 0, in a diff and under a policy."""
     for name, described in (("plain", None), ("packed", {"quant_method": "gptq", "bits": 4, "group_size": 32})):
         (tmp_path / name).mkdir()
@@ -329,6 +342,16 @@ def test_weights_that_are_not_quantised_need_no_unpacking(tmp_path: Path) -> Non
     change = found.totals[UNPACKING]
     assert (change.base, change.head) == (0, 2 * weights)
     assert UNPACKING not in found.not_comparable
+    with monkeypatch.context() as planted:
+        planted.setattr(import_module("costproof.compare.diff.diff"), "in_flops", _with_unpacking)
+        with pytest.raises(Bug, match=r"llama, .*: unpacking_flops"):
+            costproof.diff(*sides)
+        planted.setattr(import_module("costproof.compare.gate.judge"), "in_flops", _with_unpacking)
+        (tmp_path / "any.yaml").write_text(
+            "costproof_policy: 1\ninputs: any\nlimits:\n- {metric: flops, increase: 1}\n", encoding="utf-8"
+        )
+        with pytest.raises(Bug, match=r"llama, .*: unpacking_flops"):
+            costproof.gate(*sides, policy=tmp_path / "any.yaml")
     policy = tmp_path / "policy.yaml"
     for most, verdict in ((2 * weights, "passed"), (2 * weights - 1, "over")):
         limit = f"{{metric: {UNPACKING}, increase: {most}}}"
