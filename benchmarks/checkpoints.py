@@ -36,9 +36,10 @@ costproof fits gpt-oss-20b --memory 20GB                            # weights as
 *parameters* are those before quantisation; what a run holds is in [`fits`](roofline.md). Formats are read from
 
 - `quantization_config`, `compression_config` (also of `text_config`): fp8 with scales for blocks, rows or the matrix;
-  bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm; compressed-tensors integers packed, int8, float8,
-  NVFP4, MXFP4, MXFP8; MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`); torchao int4 (plain,
-  tiles), int8 and float8, only weights or with inputs;
+  bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AutoRound 0.6 and later with integers (`extra_config`); AWQ
+  gemm, gemv, gemv_fast and marlin; compressed-tensors integers packed, int8, float8, NVFP4, MXFP4, MXFP8; MXFP4 of
+  gpt-oss; ModelOpt FP8, NVFP4 and a mixture of them (`quantized_layers`); MLX (also in `quantization`); torchao int4
+  (plain, tiles), int8 and float8, only weights or with inputs;
 - `expert_dtype` in an fp8 `quantization_config`, or beside that of DeepSeek-V4: experts in fp4, two columns in an I8,
   an F8_E8M0 for each row and 32 columns; they multiply in the run's dtype after unpacking, as Marlin does on Hopper
   (`roofline --math float8` where a GPU has products of fp8 and fp4);
@@ -50,11 +51,13 @@ Any other format or key, and a tied head that no list leaves out, is exit code 3
 key says is stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3; where `scale_fmt`
 is `ue8m0`, F8_E8M0 as in DeepSeek-V4 and transformers, but float32 in DeepSeek-V3.1 and V3.2), a tied head, biases of
 zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
-nested maxima is open. Multi-token prediction modules (MTP) count with `--mtp N`, in `fits` too, for DeepSeek-V3, Kimi
-K2, GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5, MiMo, MiMo-V2-Flash and DeepSeek-V4: a layer like the last one with full
-attention (MiMo-V2-Flash: with a window and a dense MLP; DeepSeek-V4: with a window, so without a compressor), a
-projection, norms, and in the first three copies of the tables. DeepSeek-V4 stores hyper-connections, sinks and
-positions of compressors in float32, all else that is not quantised in bfloat16.
+nested maxima is open. No key says which layers of ModelOpt's AWQ formats store a `pre_quant_scale`, what older
+AutoRound packed with, or how torchao's version 1, which safetensors cannot hold, was saved: they are exit code 3.
+Multi-token prediction modules (MTP) count with `--mtp N`, in `fits` too, for DeepSeek-V3, Kimi K2, GLM-4.5 and 4.6, Qwen3-Next,
+Qwen3.5, MiMo, MiMo-V2-Flash and DeepSeek-V4: a layer like the last one with full attention (MiMo-V2-Flash: with a
+window and a dense MLP; DeepSeek-V4: with a window, so without a compressor), a projection, norms, and in the first
+three copies of the tables. DeepSeek-V4 stores hyper-connections, sinks and positions of compressors in float32, all
+else that is not quantised in bfloat16.
 
 ## Headers against the layout
 

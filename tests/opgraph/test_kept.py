@@ -248,6 +248,79 @@ def test_packed_documents_are_counted_from_the_mask_of_the_call(form: str) -> No
         assert (ledger.total("kept_scores"), ledger.total("kept_flops")) == (exact, exact * 4 * DIM), source
 
 
+class Held(nn.Module):
+    """Attention of two blocks under a mask that the module holds in one of several ways."""
+
+    def __init__(self, mask: torch.Tensor, way: str) -> None:
+        super().__init__()
+        self.query, self.way = nn.Linear(DIM, DIM, bias=False), way
+        if way == "parameter":
+            self.mask = nn.Parameter(mask, requires_grad=False)
+        elif "buffer" in way:
+            self.register_buffer("mask", mask, persistent=way == "buffer")
+        else:
+            self.mask = {"list": [0, mask], "dict": {"left": (mask,)}}.get(way, mask)  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held: Any = self.mask
+        mask = held["left"][0] if self.way == "dict" else held[1] if self.way == "list" else held
+        n = x.shape[-2]
+        return functional.scaled_dot_product_attention(self.query(x), x, x, attn_mask=mask[..., :n, :n])
+
+
+@pytest.mark.parametrize("way", ["attribute", "list", "dict", "buffer", "buffer that is not stored", "parameter"])
+def test_masks_that_the_module_holds(way: str) -> None:
+    """A random mask of a module counts by its own pairs, as a boolean mask or one that is added to scores."""
+    rng = random.Random(way)
+    for added in (True,) if way == "parameter" else (False, True):
+        queries, leading = rng.randint(2, 12), rng.choice(((), (1, 1)))
+        flags = [[rng.random() < 0.5 for _ in range(queries + 2)] for _ in range(queries + 2)]
+        mask = torch.tensor(flags).reshape(*leading, queries + 2, queries + 2)
+        mask = torch.where(mask, 0.0, -torch.inf) if added else mask
+        model = nn.Sequential(Held(mask, way), Held(mask, way))
+        capture = api.count(model, torch.ones(3, HEADS, queries, DIM)).capture
+        exact = 2 * 3 * HEADS * sum(flags[i][j] for i in range(queries) for j in range(queries))
+        for source in ("static", "dynamic"):
+            ledger = capture.ledger(source)
+            assert ledger is not None
+            assert ledger.total("kept_scores") == exact, (source, added)
+
+
+def test_a_parameter_that_learns_and_numbers_that_are_small_hide_nothing() -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.learned = nn.Parameter(torch.full((5, 5), -3.0))
+            self.register_buffer("slopes", torch.arange(5.0).repeat(5, 1))
+            self.distances = torch.ones(5, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            bias = self.learned - self.get_buffer("slopes") + self.distances
+            return functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+    capture = api.count(Biased(), torch.ones(1, HEADS, 5, DIM)).capture
+    for source in ("static", "dynamic"):
+        ledger = capture.ledger(source)
+        assert ledger is not None
+        assert ledger.total("kept_scores") == HEADS * 5 * 5, source
+
+
+def test_a_module_without_parameters_holds_its_mask_too() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.ones(6, 6, dtype=torch.bool).tril())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.scaled_dot_product_attention(x, x, x, attn_mask=self.get_buffer("mask"))
+
+    capture = api.count(Fixed(), torch.ones(1, HEADS, 6, DIM)).capture
+    for source in ("static", "dynamic"):
+        ledger = capture.ledger(source)
+        assert ledger is not None
+        assert ledger.total("kept_scores") == HEADS * 21, source  # 1 + 2 + .. + 6
+
+
 def test_a_table_that_is_interpolated_weighs_no_values() -> None:
     # As SAM does at other sizes: the product of queries and the resized table is added to the scores.
     rows, keys, heads, width = 3, 5, 2, 4

@@ -46,6 +46,35 @@ HAND: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
                                       4 * 24 * 96 + 4 * 9 + 2 * 96 + 4 * 256),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}, "llama", 96, 256,
             4 * 256 * 12 + 4 * 4 * 12 + 2 * 4 * 96),
+    # Rows of 32 words; four groups take a word of zero points, of which the kernel reads two; 16 scales.
+    "awq gemv": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "llama", 96, 256,
+                 4 * 96 * 32 + 4 * 96 * 2 + 2 * 96 * 16),
+    # 1,152 / 128 = 9 groups are two words, 16 scales; at groups of 32 they are 36, five words, of which eight are read.
+    "awq gemv of wide groups": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMV"}, "llama", 8,
+                                1152, 4 * 8 * 144 + 4 * 8 * 2 + 2 * 8 * 16),
+    "awq gemv of small groups": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "llama", 8,
+                                 1152, 4 * 8 * 144 + 4 * 8 * 8 + 2 * 8 * 64),
+    # Four rows in words of two bytes; 16 scales and 16 zero points of two bytes for a row.
+    "awq gemv_fast": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv_fast"}, "llama", 96, 256,
+                      2 * 24 * 256 + 2 * 2 * 96 * 16),
+    # 16 columns of a row in two words; no zero points.
+    "awq marlin": ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": False, "version": "marlin"},
+                   "llama", 192, 256, 4 * 16 * 384 + 2 * 2 * 192),
+    # AutoRound's own format has no index and no bias of zeros; its files for AutoGPTQ have an index.
+    "auto-round": ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "autoround_version": "0.12.3",
+                    "packing_format": "auto_round:auto_gptq", "data_type": "int", "sym": True, "iters": 0,
+                    "low_gpu_mem_usage": True}, "llama", 96, 256, 4 * 32 * 96 + 4 * 2 * 12 + 2 * 2 * 96),
+    "auto-round of 3 bits, whole columns": (
+        {"quant_method": "auto-round", "bits": 3, "group_size": -1, "autoround_version": "0.6.0",
+         "packing_format": "auto_round", "scale_dtype": "torch.bfloat16"}, "llama", 96, 256,
+        4 * 24 * 96 + 4 * 9 + 2 * 96),
+    "auto-round for AWQ": ({"quant_method": "auto-round", "bits": 4, "group_size": 64, "autoround_version": "0.9.1",
+                            "packing_format": "auto_round:auto_awq"}, "llama", 96, 256,
+                           4 * 256 * 12 + 4 * 4 * 12 + 2 * 4 * 96),
+    "gptq by AutoRound": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "autoround_version": "0.4.2",
+                           "data_type": "int", "scale_dtype": "torch.float16", "act_bits": 32, "act_dynamic": True,
+                           "enable_quanted_input": True, "to_quant_block_names": None, "desc_act": False}, "llama",
+                          96, 256, 4 * 32 * 96 + 4 * 2 * 12 + 2 * 2 * 96 + 4 * 256),
     # MLX: eight in a word of four bytes, a scale and an offset of two bytes for 64 columns.
     "mlx": ({"bits": 4, "group_size": 64, "mode": "affine"}, "llama", 96, 256, 4 * 96 * 32 + 2 * 2 * 96 * 4),
     # NVFP4: half a byte each, a scale of one byte for 16 columns, two float32 numbers.
@@ -106,6 +135,18 @@ PATHS = ("model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate", "model.layer
          {"model.layers.11.self_attn.q_proj"}),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head", "*self_attn*"]},
          {"lm_head", "model.layers.11.self_attn.q_proj"}),
+        # The exact name has 16 bits; a pattern is found anywhere; the head is in no block.
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "autoround_version": "0.12.3",
+          "packing_format": "auto_round:auto_gptq", "extra_config": {
+              "model.layers.3.mlp.gate": {"bits": 16, "data_type": "float"}, "self_attn": {"bits": 16}}},
+         {"lm_head", "model.layers.3.mlp.gate", "model.layers.11.self_attn.q_proj"}),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "autoround_version": "0.12.3",
+          "packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.visual,model.layers.3.",
+          "extra_config": {"lm_head": {"bits": 8}}}, {"model.layers.11.self_attn.q_proj"}),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "autoround_version": "0.12.3",
+          "packing_format": "auto_round:auto_gptq",
+          "to_quant_block_names": [["model.layers.10", "model.layers.11", "model.layers.12"]]},
+         {"lm_head", "model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate"}),
         ({"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["re:.*mlp.gate$"],
           "config_groups": {"g": {"targets": ["Linear"], "weights": {
               "num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}}}},
@@ -123,6 +164,8 @@ def test_what_is_left_as_it_is(description: dict[str, Any], kept: set[str]) -> N
     [
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 96, 100),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, 96, 192),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}, 96, 96),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "marlin", "zero_point": False}, 96, 64),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 96, 40),
     ],
 )
@@ -143,6 +186,24 @@ def test_the_projection_of_torchs_attention_stays() -> None:
     assert scheme({"quant_method": "torchao", "quant_type": {"default": int8}}).format_of(projection) is not None
 
 
+def test_layers_of_modelopt_have_formats_of_their_own() -> None:
+    """``quantized_layers`` of ModelOpt's file, which the configuration may lack, names layers or modules around."""
+    layers = {"model.layers.3.mlp": {"quant_algo": "NVFP4", "group_size": 16},
+              "model.layers.3.mlp.gate": {"quant_algo": "FP8"}, "model.layers.1": {"quant_algo": "FP8"}}  # fmt: skip
+    own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "MIXED_PRECISION",
+                                                              "quantized_layers": layers}}  # fmt: skip
+    stated = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    for of in (read_scheme({"quantization_config": stated}, {"hf_quant_config.json": own}, "llama"),
+               read_scheme({}, {"hf_quant_config.json": own}, "llama"),
+               scheme({**stated, "quantized_layers": layers})):  # fmt: skip
+        found = {path: of.format_of(LinearModule(path, rows=96, columns=256)) for path in PATHS}
+        sizes = {
+            path: one and totals(one.tensors(LinearShape(96, 256, False, "BF16"))).bytes for path, one in found.items()
+        }
+        nvfp4, fp8 = 96 * 128 + 96 * 16 + 4 + 4, 96 * 256 + 4 + 4
+        assert sizes == dict(zip(PATHS, (nvfp4, fp8, None, None), strict=True))
+
+
 def test_rules_of_single_modules_change_bits_and_groups() -> None:
     of = scheme({"quant_method": "gptq", "bits": 4, "group_size": 128,
                  "dynamic": {"+:.*q_proj": {"bits": 8, "group_size": 32}}})  # fmt: skip
@@ -161,6 +222,38 @@ def test_rules_of_single_modules_change_bits_and_groups() -> None:
         {"quant_method": "mxfp4"},
         {"quant_method": "fp8", "weight_block_size": [128]},
         {"quant_method": "awq", "bits": 4, "version": "gemv"},
+        {"quant_method": "auto-round", "bits": 4, "group_size": 128},
+        {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round"},
+        *(
+            {
+                "quant_method": "auto-round",
+                "bits": 4,
+                "group_size": 128,
+                "packing_format": "auto_round:auto_gptq",
+                "autoround_version": "0.12.3",
+                **more,
+            }
+            for more in (
+                {"autoround_version": "0.5.1"},
+                {"packing_format": "auto_round:llm_compressor"},
+                {"act_bits": 8},
+                {"data_type": "mx_fp"},
+                {"super_bits": 4},
+                {"static_kv_dtype": "fp8"},
+                {"rotation_config": {"a": 1}},
+                {"bits": 5},
+                {"extra_config": {"a": {"data_type": "fp"}}},
+                {"extra_config": {"(": {"bits": 8}}},
+                {"block_name_to_quantize": 4},
+                {"packing_format": "auto_round:auto_awq", "bits": 8},
+            )
+        ),
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "autoround_version": "0.4", "act_bits": 8},
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "provider": "auto-round", "to_quant_block_names": "a"},
+        {"quant_method": "awq", "bits": 4, "group_size": 96, "version": "gemv"},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "marlin"},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": False},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "ipex"},
         {"quant_method": "awq", "bits": 2**31, "group_size": 32},
         {"quant_method": "awq", "w_bit": 33, "q_group_size": 32},
         {"quant_method": "gptq", "bits": "4"},
@@ -176,6 +269,13 @@ def test_rules_of_single_modules_change_bits_and_groups() -> None:
         {"bits": 7, "group_size": 32},
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {"+:(": {"bits": 8}}},
         {"quant_method": "modelopt", "quant_algo": "W4A8"},
+        {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 128, "pre_quant_scale": True},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4_AWQ"}},
+        },
         {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"g": {"weights": {}}}},
         {"quant_method": "compressed-tensors", "config_groups": {}},
         {"bits": 4, "group_size": 32, "mode": "mxfp4"},

@@ -34,6 +34,9 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["self_attn"]}
 FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+AUTOROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "autoround_version": "0.12.3",
+             "packing_format": "auto_round:auto_gptq", "extra_config": {
+                 "up_proj": {"bits": 8}, "model.layers.0.mlp.up_proj": {"bits": 16}}}  # fmt: skip
 MLX = {"bits": 4, "group_size": 32, "model.layers.0.mlp.up_proj": {"bits": 8},
        "model.layers.1.mlp.up_proj": False}  # fmt: skip
 GROUP = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
@@ -41,6 +44,9 @@ CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel"}
 CACHE = {"num_bits": 8, "type": "float"}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8",
             "ignore": ["lm_head", "model.layers.0*"]}  # fmt: skip
+MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {
+    "model.layers.0.mlp": {"quant_algo": "FP8"},
+    "model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16}}}  # fmt: skip
 _CT = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
 
 
@@ -83,6 +89,15 @@ PLANTED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "dynamic rules": ("before = left", "before = ()", LLAMA,
                       GPTQ | {"dynamic": {"-:.*down_proj": {}, "+:.*layers.0": {"bits": 8}}}),
     "settings of MLX": ("value is False or isinstance", "isinstance", LLAMA, MLX),
+    "names of AutoRound": ("if path in each:", "if path in usual.title:", LLAMA, AUTOROUND),
+    "patterns of AutoRound": ("any(map(p.search, module.paths))", "any(map(p.match, module.paths))", LLAMA, AUTOROUND),
+    "blocks of AutoRound": ("path.startswith(blocks)", "path.endswith(blocks)", LLAMA,
+                            AUTOROUND | {"block_name_to_quantize": "model.layers.1"}),
+    "index of AutoRound": ("indexed=False", "indexed=True", LLAMA, AUTOROUND),
+    "biases of AutoRound": ('get("provider") == "auto-round"', 'get("provider") == "auto"', LLAMA,
+                            GPTQ | {"provider": "auto-round"}),
+    "version of AWQ": ('described.get("version") or', '"" or', LLAMA, AWQ | {"version": "gemv"}),
+    "layers of ModelOpt": ("for end in (len(path), *_ends(path))", "for end in (len(path),)", LLAMA, MIXED),
     "targets": ("for rank in range(3)", "for rank in (2, 1, 0)", LLAMA, TWO),
 }  # fmt: skip
 

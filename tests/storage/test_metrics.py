@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 
 import costproof
 from costproof.analytic import storage
+from costproof.ledger.baseline import Baseline, RowTree
+from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import STORAGE, UNPACKED, UNPACKING
 from costproof.ledger.node import Ledger
 from costproof.models.native import Configured
@@ -253,7 +256,92 @@ def test_awq_by_hand(tmp_path: Path) -> None:
     assert report.discrepancy.verdict == "exact"
 
 
-def test_weights_that_are_not_quantised_need_no_unpacking(tmp_path: Path) -> None:
+AWQ_SHAPES = ((64, 256, 128), (192, 128, 64), (64, 1152, 128), (128, 320, 32), (320, 64, 64))
+"""Hidden, intermediate and group sizes: 5, 2, 1, 10 or 9 groups, none of them a multiple of 8."""
+
+
+@pytest.mark.parametrize("version", ["gemv", "gemv_fast", "marlin"])
+@pytest.mark.parametrize(("wide", "inner", "group"), AWQ_SHAPES)
+def test_awq_of_other_kernels_by_hand(tmp_path: Path, version: str, wide: int, inner: int, group: int) -> None:
+    """Half a byte a weight; zero points of a row in whole words, of which the kernel of small groups takes 2 or 4."""
+    group = min(group, wide)
+    described = {"quant_method": "awq", "bits": 4, "group_size": group, "version": version,
+                 "zero_point": version != "marlin", "modules_to_not_convert": ["v_proj"]}  # fmt: skip
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": wide // 2}
+    report = counted(
+        small(tmp_path, described, hidden_size=wide, intermediate_size=inner, attention_bias=True, **heads), *SOURCES
+    )
+    words_read = {32: 4, 64: 2, 128: 1}[group]
+
+    def linear(rows: int, columns: int, bias: bool = False) -> tuple[int, int]:
+        words = 1
+        while 8 * words * group < columns or words % words_read:  # no rounding as in the code
+            words += 1
+        scales, more = 8 * words * rows, rows if bias else 0
+        if version == "gemv":
+            integers = rows * columns // 8 + rows * words
+            return 4 * integers + 2 * (scales + more), integers + scales + more
+        if version == "gemv_fast":
+            short = rows * columns // 4
+            return 2 * (short + 2 * scales + more), short + 2 * scales + more
+        integers, scales = columns // 16 * 2 * rows, columns // group * rows
+        return 4 * integers + 2 * (scales + more), integers + scales + more
+
+    each = [*3 * [linear(wide, wide, True)], *2 * [linear(inner, wide)], linear(wide, inner)]
+    plain = wide * wide + wide + 2 * 50 * wide + 3 * wide
+    each.append((2 * plain, plain))
+    stored, elements = (sum(of) for of in zip(*each, strict=True))
+    found = in_sources(report)
+    assert set(found) == set(SOURCES)
+    assert {tuple(of[:2]) for of in found.values()} == {(stored, elements)}
+    assert len({tuple(of) for of in found.values()}) == 1
+    weights = 3 * wide * wide + 3 * wide * inner
+    times = 2 * (2 if version == "gemv_fast" else 1)  # once in the prompt, once in a step
+    assert unpacking_in_sources(report) == dict.fromkeys(SOURCES, times * weights)
+
+
+@pytest.mark.parametrize(("wide", "inner", "group"), [*AWQ_SHAPES[:4], (96, 160, 128)])
+def test_autoround_by_hand(tmp_path: Path, wide: int, inner: int, group: int) -> None:
+    """Words of 8 columns; groups of columns, of which the last may be short; biases where the model has them."""
+    described = {
+        "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": group,
+        "sym": True, "data_type": "int", "iters": 0, "autoround_version": "0.12.3", "low_gpu_mem_usage": True,
+        "block_name_to_quantize": "model.layers",
+        "extra_config": {"model.layers.0.self_attn.v_proj": {"bits": 16, "data_type": "fp"},
+                         ".*mlp\\.up.*": {"bits": 8, "group_size": 32}},
+    }  # fmt: skip
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": wide // 2}
+    report = counted(
+        small(tmp_path, described, hidden_size=wide, intermediate_size=inner, attention_bias=True, **heads),
+        "analytic", "static",
+    )  # fmt: skip
+
+    def linear(rows: int, columns: int, biases: int = 0, bits: int = 4, size: int = group) -> tuple[int, int]:
+        groups = len(range(0, columns, size))
+        words, halves = rows * columns * bits // 32 + groups * rows * bits // 32, groups * rows + biases
+        return 4 * words + 2 * halves, words + halves
+
+    plain = wide * wide + wide + 2 * 50 * wide + 3 * wide
+    each = [*3 * [linear(wide, wide, wide)], linear(inner, wide), linear(inner, wide, 0, 8, 32), linear(wide, inner)]
+    stored, elements = (sum(of) for of in zip(*each, (2 * plain, plain), strict=True))
+    found = in_sources(report)
+    assert {tuple(of[:2]) for of in found.values()} == {(stored, elements)}
+    assert len({tuple(of) for of in found.values()}) == 1
+    weights = 3 * wide * wide + 3 * wide * inner
+    assert unpacking_in_sources(report) == dict.fromkeys(("analytic", "static"), 2 * weights)
+
+
+def _with_unpacking(side: Baseline) -> Baseline:
+    """Count one FLOP of unpacking for a module of each source, whatever the weights are."""
+    sources = {}
+    for name, folded in side.sources.items():
+        stage = folded.stages[0]
+        rows: RowTree = {**folded.rows, stage: {**folded.rows[stage], "planted": {"": {UNPACKING: 1}}}}
+        sources[name] = replace(folded, rows=rows, metrics=(*folded.metrics, UNPACKING))
+    return replace(side, sources=sources)
+
+
+def test_weights_that_are_not_quantised_need_no_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change to a format adds its work to 0, in a diff and under a policy."""
     for name, described in (("plain", None), ("packed", {"quant_method": "gptq", "bits": 4, "group_size": 32})):
         (tmp_path / name).mkdir()
@@ -264,6 +352,16 @@ def test_weights_that_are_not_quantised_need_no_unpacking(tmp_path: Path) -> Non
     change = found.totals[UNPACKING]
     assert (change.base, change.head) == (0, 2 * weights)
     assert UNPACKING not in found.not_comparable
+    with monkeypatch.context() as planted:
+        planted.setattr(import_module("costproof.compare.diff.diff"), "in_flops", _with_unpacking)
+        with pytest.raises(Bug, match=r"llama, .*: unpacking_flops"):
+            costproof.diff(*sides)
+        planted.setattr(import_module("costproof.compare.gate.judge"), "in_flops", _with_unpacking)
+        (tmp_path / "any.yaml").write_text(
+            "costproof_policy: 1\ninputs: any\nlimits:\n- {metric: flops, increase: 1}\n", encoding="utf-8"
+        )
+        with pytest.raises(Bug, match=r"llama, .*: unpacking_flops"):
+            costproof.gate(*sides, policy=tmp_path / "any.yaml")
     policy = tmp_path / "policy.yaml"
     for most, verdict in ((2 * weights, "passed"), (2 * weights - 1, "over")):
         limit = f"{{metric: {UNPACKING}, increase: {most}}}"
@@ -349,6 +447,15 @@ def test_awq_words_unpack_to_the_matrix() -> None:
     words = packed_awq(numbers, 4, 32, bias=True).get_buffer("qweight")
     parts = [(words >> shift) & 15 for shift in range(0, 32, 4)]
     assert torch.equal(torch.stack(parts, -1).flatten(1), numbers)
+
+
+@pytest.mark.parametrize("version", ["gemv", "gemv_fast", "marlin"])
+def test_words_of_other_kernels_have_all_numbers(version: str) -> None:
+    """Words of 4-bit numbers, sorted: no number is lost or doubled."""
+    numbers = torch.arange(64 * 64, dtype=torch.int32).remainder(13).view(64, 64)
+    words = packed_awq(numbers, 4, 32, bias=False, version=version).get_buffer("qweight")
+    parts = [(words.int() >> shift) & 15 for shift in range(0, 8 * words.element_size(), 4)]
+    assert torch.equal(torch.stack(parts).flatten().sort().values, numbers.flatten().sort().values)
 
 
 def test_tied_tables_are_stored_once_in_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:

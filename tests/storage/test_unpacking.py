@@ -38,6 +38,9 @@ UNPACKED: list[tuple[Format, int, int, int]] = [
     (Gptq(4, 64), 40, 96, 40 * 96),
     (Gptq(3, None), 32, 64, 32 * 64),
     (Awq(4, 32), 40, 96, 40 * 96),
+    (Awq(4, 32, "gemv"), 40, 96, 40 * 96),
+    (Awq(4, 128, "marlin"), 64, 256, 64 * 256),  # from integers with a sign
+    (Awq(4, 64, "gemv_fast"), 40, 192, 2 * 40 * 192),  # a product and a sum, as the zero point is a number
     (TorchaoEightBit("I8"), 5, 7, 5 * 7),
     (TorchaoEightBit("I8", group=4), 5, 8, 5 * 8),
     (TorchaoEightBit("F8_E4M3", whole=True), 5, 7, 5 * 7),

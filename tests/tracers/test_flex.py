@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 import costproof
+from costproof.ledger.errors import Bug
+from costproof.opgraph.rules import attention as attention_rules
 from costproof.opgraph.rules.attention import UNKNOWN_COUNT
 from costproof.patches.flex_attention import kept_pairs, made_up_values, score_flops, values_wanted
 from costproof.patches.inference import inference_context
@@ -121,6 +124,23 @@ def test_vector_work_of_a_score(name: str, of_a_score: int) -> None:
         ledger = capture.ledger(source)
         assert ledger is not None
         assert ledger.total("vector_flops") == of_a_score * ALL
+
+
+@pytest.mark.parametrize("name", ["causal_function", "sloped", "open_"])
+@pytest.mark.parametrize(("factor", "more"), [(2, 0), (1, -1)])
+def test_vector_work_that_is_not_that_of_every_score_is_a_bug(
+    name: str, factor: int, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graph and run count flex_attention by the same rule; its vector FLOPs are counted a second time."""
+    counted_well = attention_rules.attention_cost
+
+    def planted(grid: Any) -> Any:
+        cost = counted_well(grid)
+        return replace(cost, vector=factor * cost.vector + more)
+
+    monkeypatch.setattr(attention_rules, "attention_cost", planted)
+    with pytest.raises(Bug, match="vector FLOPs"):
+        counted.__wrapped__(name)
 
 
 def test_a_call_on_tensors_with_values_counts_the_same() -> None:

@@ -129,23 +129,37 @@ def _gptq(of: formats.Gptq, m: MatrixShape) -> Sizes:
     """Return words of 4 bytes that hold 32 / bits integers each, scales of 2 bytes, and a group index per column.
 
     Each row has ⌈bits i / 32⌉ words. Each group of columns has o scales and, as zero points, ⌈bits o / 32⌉ words. The
-    index (``g_idx``) is of 4 bytes.
-    Source: Frantar et al. 2022, GPTQ; AutoGPTQ, QuantLinear.pack.
+    index (``g_idx``) is of 4 bytes, and AutoRound's format has none.
+    Source: Frantar et al. 2022, GPTQ; AutoGPTQ, QuantLinear.pack; AutoRound 0.6 and later, qlinear_torch_zp.
     """
     groups = _up(m.i, of.group) if of.group is not None else 1
     words, zeros = m.o * _up(of.bits * m.i, 32), groups * _up(of.bits * m.o, 32)
     biases = m.o if of.zero_bias or m.has_bias else 0
     return {
         "weight": (words, 4 * words), "zero point": (zeros, 4 * zeros), "scale": (groups * m.o, 2 * groups * m.o),
-        "index": (m.i, 4 * m.i), "bias": (biases, 2 * biases),
+        "index": (m.i, 4 * m.i) if of.indexed else (0, 0), "bias": (biases, 2 * biases),
     }  # fmt: skip
 
 
 def _awq(of: formats.Awq, m: MatrixShape) -> Sizes:
     """Return words of 4 bytes with 32 / bits rows each, for columns and for zero points, and scales of 2 bytes.
 
-    Source: Lin et al. 2023, AWQ; AutoAWQ, WQLinear_GEMM.
+    In other versions a weight has half a byte too, in words of 4 or (gemv_fast) 2 bytes. Both of gemv have scales and
+    zero points of each row for a multiple of 8 groups, or of the groups in 1,024 columns; a zero point has 4 bits, or 2
+    bytes in gemv_fast. Marlin has none.
+
+    Source: Lin et al. 2023, AWQ; AutoAWQ, WQLinear_GEMM, WQLinear_GEMV, WQLinear_GEMVFast and WQLinear_Marlin.
     """
+    if of.version != "gemm":
+        packed, halves = _up(m.o * m.i, 2), 4 if of.version == "gemv_fast" else 8
+        found: Sizes = {"weight": (_up(m.o * m.i, halves), packed), "bias": (m.c, 2 * m.c)}
+        if of.version == "marlin":
+            factors = m.o * _up(m.i, of.group)
+            return {**found, "scale": (factors, 2 * factors)}
+        together = 8 if of.group >= 128 else 1024 // of.group
+        factors = m.o * together * _up(_up(m.i, of.group), together)
+        zeros = (factors, 2 * factors) if of.version == "gemv_fast" else (_up(factors, 8), _up(factors, 2))
+        return {**found, "zero point": zeros, "scale": (factors, 2 * factors)}
     words, groups = _up(of.bits * m.o, 32), _up(m.i, of.group)
     return {
         "weight": (m.i * words, 4 * m.i * words), "zero point": (groups * words, 4 * groups * words),
@@ -278,8 +292,10 @@ def _of_tinygemm(of: formats.TorchaoInt4, m: MatrixShape) -> Size:
 
 
 _UNPACKING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
-    # A scale is the factor: in GPTQ and AWQ of integers less their zero point, in torchao's eight bits too.
-    **dict.fromkeys((formats.Gptq, formats.Awq, formats.TorchaoEightBit), lambda of, m: m.o * m.i),
+    # A scale is the factor: in GPTQ of integers less their zero point, in torchao's eight bits too.
+    **dict.fromkeys((formats.Gptq, formats.TorchaoEightBit), lambda of, m: m.o * m.i),
+    # In gemv_fast the zero point times the scale is a number, which is added.
+    formats.Awq: lambda of, m: (2 if of.version == "gemv_fast" else 1) * m.o * m.i,
     formats.Mlx: lambda of, m: 2 * m.o * m.i,  # mlx.core.dequantize: scale x + offset
     # OCP Microscaling formats 1.0, section 5.2: 2^e for each block of 32, and a product for each number in it.
     formats.Mxfp4: lambda of, m: 33 * m.o * _up(m.i, 32),

@@ -22,7 +22,7 @@ GIVEN: Final = "the numbers that it was given"
 """Name, in notes, of the concrete values of a module and its inputs."""
 
 BUFFER: Final = "buffer:"
-"""Prefix of buffer names among arguments."""
+"""Prefix, among arguments, of the names of tensors that the model holds: buffers, plain attributes, parameters."""
 
 RUNS_ALL: Final = "the class runs all"
 """Start of the note on a class that runs all experts for every token although its configuration selects fewer."""
@@ -89,8 +89,8 @@ class ExportJob:
     masks: Mapping[str, CausalMask] = field(default_factory=dict)
     """Contents of the attention masks without values, by argument name."""
     known: Mapping[str, Any] = field(default_factory=dict)
-    """Values that the user gave for meta tensors in ``args``, by argument name, and integer buffers, by name after
-    :data:`BUFFER`; only masks and lengths are read."""
+    """Values that the user gave for meta tensors in ``args``, by argument name, and those of buffers, plain attributes
+    and frozen parameters that hide scores, by name after :data:`BUFFER`; only masks and lengths are read."""
     attributes_bytes: int = 0
     """Bytes of tensors that are plain attributes of the model's modules, if at least 1 MB."""
     packed: bool = False

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from costproof.ledger.errors import Recount, check_recounts
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import OpCall, Size, Value
+from costproof.opgraph.rules.attention import FLEX
 from costproof.opgraph.rules.cost import OpCost, ScoreGrid
 from costproof.opgraph.rules.names import canonical, overwrites
 from costproof.opgraph.rules.sizes import numel, prod, total
@@ -91,6 +92,9 @@ def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]
             check_recounts(
                 [Recount(op.module or "(root)", f"mask of {op.name}", "hides keys", one_call.hides_keys, again)]
             )
+            if op.name.startswith(FLEX):
+                both = _of_flexible(op, cost.vector)
+                check_recounts([Recount(op.module or "(root)", op.name, "vector FLOPs", *both)])
     for one in unfused_attention(costed):
         first, second = (costed.costs[at] for at in (one.first, one.second))
         assert isinstance(first, OpCost)
@@ -105,6 +109,28 @@ def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]
         found[one.first] = KeptWork(_share(first.flops, before, pairs), before, hides)
         found[one.second] = KeptWork(_share(second.flops, after, pairs), 0, hides)
     return found
+
+
+_SCORE: Final = 1 + 5
+"""Vector FLOPs of a score: the scale, and the maximum, difference, exponential, sum and division of the softmax."""
+
+
+def _of_flexible(op: OpCall, counted: Size) -> tuple[int, int]:
+    """Return the vector FLOPs of a flex_attention call at small sizes: as counted, and by its definition.
+
+    No other source counts them by a rule of its own. Each score of a query of each head with each key takes
+    :data:`_SCORE` and what the score function states.
+    """
+    (batch, heads, queries, _), keys = op.tensors[0].shape, op.tensors[1].shape[-2]
+    again = prod((batch, heads, queries, keys, _SCORE + op.attrs["score_flops"]))
+    if isinstance(counted, int) and isinstance(again, int):
+        return counted, again
+    import sympy
+
+    each = (sympy.sympify(counted), sympy.sympify(again))
+    symbols = sorted(each[0].free_symbols | each[1].free_symbols, key=str)
+    at = {symbol: 7 + 4 * i for i, symbol in enumerate(symbols)}
+    return tuple(int(size.subs(at)) for size in each)  # type: ignore[return-value]
 
 
 def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:

@@ -6,7 +6,7 @@ and of the key. Each of them limits the band on one side. Masks of another form 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -127,17 +127,24 @@ _HIDDEN: Final = -9_999
 class BandMasks:
     """Pair counter for symbolic sizes, for masks that keep a band around the diagonal."""
 
-    def __init__(self, graph: Graph, given: Mapping[str, CausalMask], facts: Iterable[Size] = ()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        given: Mapping[str, CausalMask],
+        facts: Iterable[Size] = (),
+        hiding: Collection[str] = (),
+    ) -> None:
         """Prepare to follow the masks of a graph.
 
         Args:
             graph: the graph.
             given: contents of inputs by name.
             facts: sizes that are known not to be negative.
+            hiding: names of parameters that may hide scores, after ``buffer:``.
         """
         self.writers = {v.id: op for op in graph.ops for v in op.outputs}
         self.written = writes_of(graph.ops)
-        self.given, self.facts = given, tuple(facts)
+        self.given, self.facts, self.hiding = given, tuple(facts), hiding
         self.known: dict[str, _Content] = {}
 
     def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
@@ -215,7 +222,7 @@ class BandMasks:
         if op is not None and overwrites(op):
             return None
         if op is None:
-            return _ALL if value.origin == "param" else None
+            return _ALL if value.origin == "param" and f"buffer:{value.name}" not in self.hiding else None
         name, attrs = canonical(op.name), op.attrs
         shape = value.shape
         if name == "arange" and not op.tensors and len(shape) == 1:

@@ -26,7 +26,7 @@ from costproof.opgraph.rules.registry import cost_of
 Array = np.ndarray[Any, Any]
 MOST_ELEMENTS: Final = 2**26
 """Maximum number of elements of a mask whose values are computed."""
-_HIDDEN: Final = -9_999.0
+HIDDEN: Final = -9_999.0
 """Largest number that hides a score when it is added to it."""
 
 
@@ -97,7 +97,8 @@ class QueryRowMasks:
 
         Args:
             graph: the graph.
-            given: contents, or functions that return the values, of inputs by name and of buffers by ``buffer:NAME``.
+            given: contents, or functions that return the values, of inputs by name and, by ``buffer:NAME``, of buffers,
+                plain attributes, and parameters that hide scores.
         """
         self.writers = {v.id: op for op in graph.ops for v in op.outputs}
         self.written = writes_of(graph.ops)
@@ -150,7 +151,7 @@ class QueryRowMasks:
             return None if (hidden := _flags(content)) is None or (left := _inverted(hidden)) is None else Added(left)
         added = content if use.mask.floating else Added(flags) if (flags := _flags(content)) is not None else None
         if isinstance(added, np.ndarray):
-            added = Added(added != 0 if name == "mul" else added > _HIDDEN)
+            added = Added(added != 0 if name == "mul" else added > HIDDEN)
         if not isinstance(added, Added):
             return None
         applies = name in _APPLYING or "attention" in name
@@ -242,8 +243,8 @@ class QueryRowMasks:
         return self._biased(op, name, parts) if value.floating else None
 
     def _given(self, value: Value) -> Content:
-        place = f"buffer:{value.name}" if value.origin == "buffer" else value.name
-        given = self.given.get(place) if value.origin in ("input", "cache", "buffer") else None
+        held = value.origin in ("buffer", "const", "param")
+        given = self.given.get(f"buffer:{value.name}" if held else value.name)
         if isinstance(given, CausalMask):
             queries, keys = (int(n) for n in value.shape[-2:])
             end = np.arange(queries) + keys - queries + 1
@@ -440,7 +441,7 @@ def _flags(content: object) -> Intervals | Array | None:
 def _numbers(content: object) -> Added | None:
     """Convert known floating-point content to the scores that it hides when added; ``None`` for other content."""
     if isinstance(content, np.ndarray):
-        shown = content > _HIDDEN
+        shown = content > HIDDEN
         return _EVERYWHERE if bool(shown.all()) else Added(shown)
     if isinstance(content, int | float):
         return _EVERYWHERE
@@ -471,4 +472,4 @@ def _both(one: Intervals | Array, other: Intervals | Array) -> Intervals | Array
 
 def _is_hiding(number: Any, others: Sequence[object]) -> bool:
     """Return whether a number, or a tensor in its place, is so negative that it hides scores."""
-    return bool(others) if number is None else isinstance(number, int | float) and number <= _HIDDEN
+    return bool(others) if number is None else isinstance(number, int | float) and number <= HIDDEN

@@ -517,6 +517,30 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
         yield from (value for value in vars(part).values() if isinstance(value, torch.Tensor))
 
 
+def attribute_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and tensor of all tensors that modules hold as plain attributes, each under all its names.
+
+    A name is the path of the module and the attribute, such as ``block.mask``, with ``.0`` or ``.left`` for an item of
+    a list, a tuple or a dict.
+    """
+    for path, part in module.named_modules(remove_duplicate=False):
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                yield from _inside(value, f"{path}.{name}" if path else name, ())
+
+
+def _inside(value: Any, name: str, around: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and tensor of each dense tensor in nested lists, tuples and dicts, which may contain themselves."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided:
+            yield name, value
+    elif isinstance(value, dict | list | tuple) and id(value) not in around:
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _inside(inner, f"{name}.{key}", (*around, id(value)))
+
+
 def innermost(module: nn.Module) -> nn.Module:
     """Return the module inside wrappers of ``torch.compile`` and data parallelism; the wrappers stay unchanged."""
     while (name := _WRAPPERS.get(type(module).__name__)) is not None:

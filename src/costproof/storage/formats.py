@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import lcm
 from typing import ClassVar, Final
 
 from costproof.storage.tensors import DESCRIPTION, STORED_AS, Size, StoredTensor, ceil_div
@@ -346,18 +347,20 @@ class CompressedTensors(Format):
 class Gptq(Format):
     """Format of GPTQ: integers of several columns packed into 32-bit words, transposed.
 
-    ``g_idx`` gives the group of each column and is always written. AutoGPTQ writes a bias for every layer, zeros where
-    the model has none.
+    ``g_idx`` gives the group of each column; only AutoRound's own format lacks it. AutoGPTQ writes a bias for every
+    layer, zeros where the model has none.
     """
 
     title: ClassVar[str] = "GPTQ"
-    source: ClassVar[str] = "AutoGPTQ and GPTQModel, QuantLinear; Frantar et al. 2022, GPTQ"
+    source: ClassVar[str] = "AutoGPTQ, GPTQModel and AutoRound, QuantLinear; Frantar et al. 2022, GPTQ"
 
     bits: int
     group: int | None
     """Number of columns that share a scale; ``None``: all of them."""
     zero_bias: bool = True
     """Whether a bias of zeros is stored for layers without a bias."""
+    indexed: bool = True
+    """Whether ``g_idx`` is stored."""
 
     @property
     def unit(self) -> tuple[int, int]:
@@ -371,7 +374,7 @@ class Gptq(Format):
             StoredTensor("qweight", "I32", (ceil_div(of.columns * self.bits, 32), of.rows)),
             StoredTensor("qzeros", "I32", (groups, ceil_div(of.rows * self.bits, 32)), "zero point"),
             StoredTensor("scales", "F16", (groups, of.rows), "scale"),
-            StoredTensor("g_idx", "I32", (of.columns,), "index"),
+            *((StoredTensor("g_idx", "I32", (of.columns,), "index"),) if self.indexed else ()),
             *((StoredTensor("bias", "F16", (of.rows,), "bias"),) if of.bias or self.zero_bias else ()),
         )
 
@@ -382,28 +385,79 @@ class Gptq(Format):
 
 @dataclass(frozen=True, slots=True)
 class Awq(Format):
-    """Format of AWQ: integers of several rows packed into 32-bit words, transposed, always with zero points."""
+    """Formats of AWQ: integers packed into words, in the order of the kernel that a version of AutoAWQ is written for.
 
-    title: ClassVar[str] = "AWQ"
-    source: ClassVar[str] = "AutoAWQ WQLinear_GEMM; Lin et al. 2023, AWQ"
+    ``gemm`` packs neighbouring rows into 32-bit words, transposed. ``gemv`` packs neighbouring columns, and pads zero
+    points and scales to whole words for the kernel. ``gemv_fast`` packs four rows into 16-bit words, with zero points
+    times scales as numbers. ``marlin`` stores tiles of 16 columns, and no zero points.
+    """
+
+    source: ClassVar[str] = (
+        "AutoAWQ WQLinear_GEMM, WQLinear_GEMV, WQLinear_GEMVFast and WQLinear_Marlin; Lin et al. 2023, AWQ"
+    )
 
     bits: int
     group: int
+    version: str = "gemm"
+    """Layout of the words: ``gemm``, ``gemv``, ``gemv_fast`` or ``marlin``."""
+
+    @property
+    def title(self) -> str:
+        """Return the name of the format."""
+        return "AWQ" if self.version == "gemm" else f"AWQ, {self.version}"
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Return the numbers that rows and columns must be multiples of: rows in a word, columns of a group."""
-        return 32 // self.bits, self.group
+        """Return the numbers that rows and columns must be multiples of: rows in a word or tile, columns of a group."""
+        if self.version == "marlin":
+            return 64, lcm(self.group, 16)
+        return 32 // self.bits, lcm(self.group, 64) if self.version == "gemv_fast" else self.group
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return qweight [columns, rows bits / 32], qzeros, scales [groups, rows] and bias."""
-        groups, packed = ceil_div(of.columns, self.group), ceil_div(of.rows * self.bits, 32)
+        """Return qweight, qzeros, scales and bias.
+
+        Of ``gemm`` they are [columns, rows bits / 32] and [groups, rows], zero points packed like weights.
+        """
+        groups = ceil_div(of.columns, self.group)
+        return (
+            *getattr(self, f"_{self.version}")(of, groups),
+            *((StoredTensor("bias", "F16", (of.rows,), "bias"),) if of.bias else ()),
+        )
+
+    def _gemm(self, of: LinearShape, groups: Size) -> tuple[StoredTensor, ...]:
+        packed = ceil_div(of.rows * self.bits, 32)
         return (
             StoredTensor("qweight", "I32", (of.columns, packed)),
             StoredTensor("qzeros", "I32", (groups, packed), "zero point"),
             StoredTensor("scales", "F16", (groups, of.rows), "scale"),
-            *((StoredTensor("bias", "F16", (of.rows,), "bias"),) if of.bias else ()),
         )
+
+    def _gemv(self, of: LinearShape, groups: Size) -> tuple[StoredTensor, ...]:
+        words = self._words(groups)
+        return (
+            StoredTensor("qweight", "I32", (of.rows, ceil_div(of.columns, 8))),
+            StoredTensor("qzeros", "I32", (of.rows, words), "zero point"),
+            StoredTensor("scales", "F16", (of.rows, words * 8), "scale"),
+        )
+
+    def _gemv_fast(self, of: LinearShape, groups: Size) -> tuple[StoredTensor, ...]:
+        padded = self._words(groups) * 8
+        return (
+            StoredTensor("qweight", "I16", (ceil_div(of.rows, 4), of.columns)),
+            StoredTensor("qzeros", "F16", (padded, of.rows), "zero point"),
+            StoredTensor("scales", "F16", (padded, of.rows), "scale"),
+        )
+
+    def _marlin(self, of: LinearShape, groups: Size) -> tuple[StoredTensor, ...]:
+        return (
+            StoredTensor("qweight", "I32", (ceil_div(of.columns, 16), of.rows * 2)),
+            StoredTensor("scales", "F16", (groups, of.rows), "scale"),
+        )
+
+    def _words(self, groups: Size) -> Size:
+        """Return the words of a row's zero points, which the kernel reads for 1,024 columns or more at a time."""
+        least = max(128 // self.group, 1)
+        return ceil_div(ceil_div(groups, 8), least) * least
 
 
 @dataclass(frozen=True, slots=True)

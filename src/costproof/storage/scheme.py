@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from os.path import commonprefix
 from typing import Any, Final
 
 from costproof.storage import formats
@@ -192,6 +193,11 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
         described = {"expert_dtype": experts, **described}
     elif experts is not None and (method == "fp8" or experts != "bfloat16"):
         raise unknown
+    if str(described.get("quant_algo")).upper() == "MIXED_PRECISION" and not described.get("quantized_layers"):
+        # The configuration that ModelOpt writes lacks the layers, which its own file has.
+        described = next(
+            (own for own in beside.values() if isinstance(own, Mapping) and "quantization" in own), described
+        )
     reader = _READERS.get(method)
     if reader is None:
         raise UnknownFormat(method or "a format without a name", f"{where} names no known method")
@@ -220,6 +226,17 @@ _DECIDING: Final = re.compile(
     r"module|layer|block|ignore|exclu|skip|convert|only|embed|head|expert|dtype|bits|group|format|transform|config"
 )
 """Parts of names of keys that may decide which tensors a checkpoint has."""
+_OF_AUTOROUND: Final = (
+    "autoround_version sym data_type act_bits act_data_type act_group_size act_sym act_dynamic amp batch_size "
+    "enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input gradient_accumulate_steps iters lr minmax_lr "
+    "low_gpu_mem_usage nsamples seqlen scale_dtype supported_types super_bits super_group_size static_kv_dtype "
+    "static_attention_dtype static_kv_granularity static_attention_granularity rotation_config rotation_configs "
+    "quant_block_list to_quant_block_names dataset model_free"
+)
+"""Keys of AutoRound that are read, or that say how numbers were found; scales are float16 whatever ``scale_dtype`` is.
+
+Source: auto_round, ``compressors.base.SerializedCompressorConfig`` and ``qlinear_torch_zp.QuantLinear.pack``.
+"""
 _KNOWN_KEYS: Final[Mapping[str, frozenset[str]]] = {
     method: frozenset(keys.split())
     for method, keys in {
@@ -230,7 +247,9 @@ _KNOWN_KEYS: Final[Mapping[str, frozenset[str]]] = {
         "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
         "awq": "bits w_bit group_size q_group_size zero_point version modules_to_not_convert backend do_fuse "
         "modules_to_fuse fuse_max_seq_len exllama_config",
-        "gptq": "bits group_size desc_act sym static_groups damp_percent damp_auto_increment true_sequential "
+        "auto-round": f"{_OF_AUTOROUND} bits group_size packing_format extra_config block_name_to_quantize provider",
+        "gptq": f"{_OF_AUTOROUND} provider "
+        "bits group_size desc_act sym static_groups damp_percent damp_auto_increment true_sequential "
         "act_group_aware checkpoint_format format meta dynamic lm_head pack_dtype modules_in_block_to_quantize "
         "block_name_to_quantize module_name_preceding_first_block model_name_or_path model_file_base_name model_seqlen "
         "tokenizer dataset backend batch_size pad_token_id max_input_length cache_block_outputs "
@@ -238,7 +257,7 @@ _KNOWN_KEYS: Final[Mapping[str, frozenset[str]]] = {
         "mlx": "bits group_size mode",
         "mxfp4": "modules_to_not_convert",
         "modelopt": "quant_algo kv_cache_quant_algo kv_cache_scheme exclude_modules ignore group_size config_groups "
-        "producer has_zero_point pre_quant_scale",
+        "producer has_zero_point pre_quant_scale quantized_layers",
         "compressed-tensors": "config_groups format ignore kv_cache_scheme global_compression_ratio "
         "quantization_status sparsity_config version run_compressed use_optimized_inference",
         "torchao": "quant_type modules_to_not_convert include_input_output_embeddings",
@@ -417,12 +436,16 @@ def _is_packable(module: LinearModule) -> bool:
 def _awq(described: Data, model_type: str) -> Scheme:
     version = str(described.get("version") or "gemm").lower()
     bits = _bits(described, "awq", (4,), "bits", "w_bit")
-    if version != "gemm":
+    if version not in ("gemm", "gemv", "gemv_fast", "marlin"):
         raise UnknownFormat("awq", f"version {version!r} with {bits} bits")
     group = _number(described, "group_size", "q_group_size")
     if group is None:  # AutoAWQ fails at -1; without the key transformers assumes another size than AutoAWQ
         raise UnknownFormat("awq", "group_size is missing, or is -1, which AutoAWQ cannot pack")
-    of = formats.Awq(bits, group)
+    if version.startswith("gemv") and group < 128 and group not in (32, 64):  # calculate_zeros_width
+        raise UnknownFormat("awq", f"version {version} with groups of {group}, for which AutoAWQ has no kernel")
+    if (version == "marlin") is not (described.get("zero_point") is False):
+        raise UnknownFormat("awq", f"version {version} {'with' if version == 'marlin' else 'without'} zero points")
+    of = formats.Awq(bits, group, version)
     names = _names(described, "modules_to_not_convert") or ()
     return Scheme(
         "awq",
@@ -443,6 +466,11 @@ def _gptq(described: Data, model_type: str) -> Scheme:
     meta = described.get("meta")
     quantizers = meta.get("quantizer") if isinstance(meta, Mapping) else None
     zeros = not any("gptqmodel" in str(name).lower() for name in (quantizers or ()))
+    if described.get("provider") == "auto-round" or described.get("autoround_version"):
+        zeros = False
+        _check_autoround(described, "gptq")
+        if (blocks := _autoround_blocks(described)) and blocks != (described.get("block_name_to_quantize"),):
+            raise UnknownFormat("gptq", f"blocks {blocks} are quantised, which AutoGPTQ does not read"[:160])
     if str(described.get("pack_dtype") or "int32").removeprefix("torch.") != "int32":
         raise UnknownFormat("gptq", f"pack_dtype {described['pack_dtype']!r}"[:80])
     chosen, block = _chosen_in_blocks(described), described.get("block_name_to_quantize")
@@ -483,6 +511,91 @@ def _gptq(described: Data, model_type: str) -> Scheme:
     of = formats.Gptq(bits, group, zeros)
     every = (*rules, rule(of, re.compile("")))
     return Scheme("gptq", every, assumed=of.assumed(), classes=("Linear", "Conv1D"))
+
+
+def _check_autoround(described: Data, method: str) -> None:
+    """Refuse settings of AutoRound with which its files have other tensors than integers of weights and their scales.
+
+    Source: auto_round, ``compressors.base.SerializedCompressorConfig``.
+    """
+    kind = described.get("data_type") or "int"
+    inputs = described.get("act_bits")
+    if not isinstance(kind, str) or not kind.startswith("int"):
+        raise UnknownFormat(method, f"data_type is {kind!r}"[:80])
+    if inputs is not None and (type(inputs) is not int or inputs < 16):
+        raise UnknownFormat(method, f"act_bits is {inputs!r}"[:80])
+    for key in ("super_bits", "static_kv_dtype", "static_attention_dtype", "rotation_config", "rotation_configs",
+                "enable_norm_bias_tuning"):  # fmt: skip
+        if described.get(key):
+            raise UnknownFormat(method, f"{key} is {described[key]!r}"[:80])
+
+
+def _autoround_blocks(described: Data) -> tuple[str, ...]:
+    """Return the starts of the paths of the modules that AutoRound quantises; empty: those in numbered layers.
+
+    A list of lists names each layer; then the start is what the names have in common.
+    """
+    named = next(
+        (described[key] for key in ("quant_block_list", "block_name_to_quantize", "to_quant_block_names")
+         if described.get(key)), ()
+    )  # fmt: skip
+    parts: Any = named.split(",") if isinstance(named, str) else named if isinstance(named, list | tuple) else [named]
+    # By characters, as AutoRound does it.
+    found = [commonprefix(part).rstrip(".") if isinstance(part, list) else part for part in parts]  # noqa: RUF071
+    if not all(isinstance(name, str) and name for name in found):
+        raise UnknownFormat(_method(described), "the list of quantised blocks has other values than names")
+    return tuple(name.strip() for name in found)
+
+
+def _autoround(described: Data, model_type: str) -> Scheme:
+    """Return the scheme of AutoRound: all linear layers in blocks, with settings of single layers in ``extra_config``.
+
+    A key of ``extra_config`` is the name of a layer, which has a number, or a pattern that a name contains.
+    Source: auto_round, ``export_to_autoround.export`` and ``inference.convert_model.get_layer_config``.
+    """
+    packing = str(described.get("packing_format") or "")
+    version = re.match(r"(\d+)\.(\d+)", str(described.get("autoround_version") or ""))
+    if packing not in ("auto_round", "auto_round:auto_gptq", "auto_round:auto_awq"):
+        raise UnknownFormat("auto-round", f"packing_format {packing or 'is not stated'}"[:80])
+    if version is None or tuple(map(int, version.groups())) < (0, 6):
+        raise UnknownFormat("auto-round", "before AutoRound 0.6 the tensors depend on the packages that were installed")
+    _check_autoround(described, "auto-round")
+    extra, blocks = described.get("extra_config") or {}, _autoround_blocks(described)
+    if not isinstance(extra, Mapping) or not all(isinstance(own, Mapping) for own in extra.values()):
+        raise UnknownFormat("auto-round", "extra_config is not an object of objects")
+
+    def of(own: Data) -> Format | None:
+        stated = {"bits": described.get("bits"), "group_size": described.get("group_size"), **own}
+        if type(stated["bits"]) is int and stated["bits"] > 8:
+            return None
+        _check_autoround(own, "auto-round")
+        bits, group = _bits(stated, "auto-round", _GPTQ_BITS, "bits"), _number(stated, "group_size")
+        if not packing.endswith("awq"):
+            return formats.Gptq(bits, group, zero_bias=False, indexed=False)
+        if bits != 4 or group is None:
+            raise UnknownFormat("auto-round", f"{packing} with {bits} bits in groups of {group}")
+        return formats.Awq(bits, group)
+
+    each = {key: of(own) for key, own in extra.items()}
+    usual = of({})
+    patterns = [
+        (key, _compiled(key, "auto-round"))
+        for key, own in extra.items()
+        if own and not re.fullmatch(r"[\w.]*\.\d+\.[\w.]*", key)
+    ]
+
+    def format_of(module: LinearModule) -> Format | None:
+        for path in module.paths:
+            if path in each:
+                return each[path]
+        inside = any(path.startswith(blocks) for path in module.paths) if blocks else module.in_layers
+        if module.is_head or not inside:
+            return None
+        return next((each[key] for key, p in patterns if any(map(p.search, module.paths))), usual)
+
+    found = dict.fromkeys(one for one in (usual, *each.values()) if one is not None)
+    rules = (Rule(one, lambda m, one=one: format_of(m) == one) for one in found)  # type: ignore[misc]
+    return Scheme("auto-round", tuple(rules), classes=("Linear", "Conv1D"))
 
 
 def _chosen_in_blocks(described: Data) -> tuple[str, ...] | None:
@@ -536,13 +649,8 @@ def _mxfp4(described: Data, model_type: str) -> Scheme:
 def _modelopt(described: Data, model_type: str) -> Scheme:
     inner = described.get("quantization")
     stated = inner if isinstance(inner, Mapping) else described
-    algorithm = str(stated.get("quant_algo") or "").upper()
-    if algorithm == "FP8":
-        of: Format = formats.ModelOptFp8()
-    elif algorithm == "NVFP4":
-        of = formats.Nvfp4(_number(stated, "group_size"))
-    else:
-        raise UnknownFormat("modelopt", f"quant_algo {algorithm or 'is not named'}")
+    mixed = str(stated.get("quant_algo")).upper() == "MIXED_PRECISION"
+    of = None if mixed else _modelopt_format(stated)
     names = _names(stated, "exclude_modules", "ignore") or ()
     cache = stated.get("kv_cache_quant_algo") or (stated.get("kv_cache_scheme") and "FP8")
     if cache and str(cache).upper() not in ("FP8", "NVFP4"):
@@ -556,9 +664,49 @@ def _modelopt(described: Data, model_type: str) -> Scheme:
             for name in names
         )
 
+    if of is None:
+        layers = stated.get("quantized_layers")
+        if (
+            not isinstance(layers, Mapping)
+            or not layers
+            or not all(isinstance(own, Mapping) for own in layers.values())
+        ):
+            raise UnknownFormat("modelopt", "MIXED_PRECISION without quantized_layers, which hf_quant_config.json has")
+        each = {str(name): _modelopt_format(own) for name, own in layers.items()}
+
+        def format_of(module: LinearModule) -> Format | None:
+            """Return the format of the layer, or of the layer that it is inside of."""
+            outer = (path[:end] for path in module.paths for end in (len(path), *_ends(path)))
+            return None if kept(module) else next((each[name] for name in outer if name in each), None)
+
+        rules = (Rule(one, lambda m, one=one: format_of(m) == one) for one in dict.fromkeys(each.values()))  # type: ignore[misc]
+        return Scheme("modelopt", tuple(rules), cache=kind)
     if not names:
         return Scheme("modelopt", (Rule(of, lambda m: not m.is_head),), cache=kind)
     return Scheme("modelopt", (Rule(of, lambda m: not kept(m)),), cache=kind)
+
+
+def _ends(path: str) -> Iterator[int]:
+    """Yield the ends of the outer modules in a path, the longest first."""
+    yield from (at for at in range(len(path) - 1, 0, -1) if path[at] == ".")
+
+
+def _modelopt_format(stated: Data) -> Format:
+    """Return the format of a ``quant_algo`` of ModelOpt.
+
+    Its AWQ formats scale the columns of inputs (``pre_quant_scale``). ModelOpt multiplies most of these scales into the
+    norm or the layer before, and stores the rest; which, its version and its graph of the model decide, and no key.
+    Source: ModelOpt, ``torch.export.quant_utils`` and ``unified_export_hf.requantize_resmooth_fused_llm_layers``.
+    """
+    algorithm = str(stated.get("quant_algo") or "").upper()
+    if "AWQ" in algorithm or stated.get("pre_quant_scale"):
+        why = "which layers store a pre_quant_scale no key says"
+        raise UnknownFormat("modelopt", f"quant_algo {algorithm[:40]}, of which {why}")
+    if algorithm == "FP8":
+        return formats.ModelOptFp8()
+    if algorithm == "NVFP4":
+        return formats.Nvfp4(_number({**stated, "quant_method": "modelopt"}, "group_size"))
+    raise UnknownFormat("modelopt", f"quant_algo {algorithm[:40] or 'is not named'}")
 
 
 def _compressed(described: Data, model_type: str) -> Scheme:
@@ -758,6 +906,7 @@ _READERS: Final[dict[str, Callable[[Data, str], Scheme]]] = {
     "bitsandbytes": _bitsandbytes,
     "awq": _awq,
     "gptq": _gptq,
+    "auto-round": _autoround,
     "mlx": _mlx,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,

@@ -30,6 +30,7 @@ from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.nested import KIND, rows_of
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
+from costproof.snapshots.copies import attribute_tensors
 from costproof.tracers.paths import Paths, dtype_name, plain_value, split_arguments
 from costproof.tracers.torchlens_trace import TracedForward
 
@@ -106,6 +107,8 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._given(part, "param", name, f"part:{name}")
         for name, buffer in self.paths.buffers.items():
             self._given(buffer, "buffer", name)
+        for name, tensor in attribute_tensors(model):
+            self._given(tensor, "const", name)
         cached = {id(t) for t in states(*caches_of(kwargs).values())}
         for path, leaf in leaves(kwargs):
             if isinstance(leaf, torch.Tensor):

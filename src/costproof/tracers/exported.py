@@ -20,7 +20,7 @@ from costproof.opgraph.rules.collectives import with_gathered_parameters
 from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical
 from costproof.patches.tensor import autocast_recorded
-from costproof.snapshots.copies import held_bytes
+from costproof.snapshots.copies import attribute_tensors, held_bytes
 from costproof.tracers.exporting import SizeTranslator, export_program, inputs_by_path
 from costproof.tracers.paths import COMPILED, Paths, dtype_name, mark_autocast, plain_value, split_arguments, unwrapped
 
@@ -97,6 +97,7 @@ class _ExportReader:
         self.rename = path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
         self.paths = Paths(job.module)
         self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}
+        self.attributes = tuple(attribute_tensors(job.module))
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
         self.mapped = Mapped()
         self.region = self.autocast = ""
@@ -146,6 +147,9 @@ class _ExportReader:
         known = "cache" if node in self.past else "const"
         origin = {"PARAMETER": "param", "BUFFER": "buffer", "USER_INPUT": given}.get(kind, known)
         name = (self._named(spec.target) or spec.target) if spec.target else self.places.get(node, node.name)
+        if origin == "const" and spec.target:  # the exporter does not name the items of lists
+            held = self.program.constants.get(spec.target)
+            name = next((self._named(n) or n for n, tensor in self.attributes if tensor is held), name)
         self.values[node] = self._value(node.name, value, origin, name)
 
     def _named(self, name: str) -> str | None:

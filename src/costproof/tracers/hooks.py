@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import sub
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -24,6 +25,7 @@ from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.nested import rows_of
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
+from costproof.snapshots.copies import attribute_tensors
 from costproof.tracers.flop_counter_ledger import DispatchedFlops
 from costproof.tracers.paths import Paths, dtype_name, tensors_by_place
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = "(root)"
 MAX_EVENTS: Final = 20_000
+_MOST_KEPT: Final = 2**20
+"""Number of elements from which floating-point numbers that hide no score are not copied, such as tables of angles."""
 
 
 @dataclass(slots=True)
@@ -130,7 +134,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
         all_calls: record inputs and outputs of every call, not only of each module's first.
     """
     from costproof.tracers.flop_counter_mode import FlopCounterJudge, LocalJudge
-    from costproof.tracers.kept_pairs import PLAIN
+    from costproof.tracers.kept_pairs import PLAIN, hides
 
     kwargs = run.inputs()
     paths = Paths(run.model)
@@ -151,10 +155,18 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
         if (tensor := dict(tensors_by_place(kwargs)).get(place)) is not None and tensor.is_meta:
             judge.values.add(tensor, causal_mask(tensor, content.window))
     known = dict(tensors_by_place(run.known))
-    buffers = {f"{BUFFER}{name}": buffer for name, buffer in run.model.named_buffers()}
-    for place, tensor in (*tensors_by_place(kwargs), *buffers.items()):
+    parameters = {f"{BUFFER}{name}": tensor for name, tensor in run.model.named_parameters(remove_duplicate=False)}
+    every = chain(attribute_tensors(run.model), run.model.named_buffers(remove_duplicate=False))
+    own_tensors = parameters | {f"{BUFFER}{name}": tensor for name, tensor in every}
+    for place, tensor in (*tensors_by_place(kwargs), *own_tensors.items()):
         own = known.get(place)
-        if tensor.is_meta and own is not None and own.shape == tensor.shape and not own.is_floating_point():
+        if own is None or own.is_meta or own.shape != tensor.shape:
+            continue
+        if not (tensor.is_meta or place in parameters):
+            continue
+        if own.is_floating_point() and (place not in own_tensors or own.numel() > _MOST_KEPT) and not hides(own):
+            judge.values.add(tensor, PLAIN) if place in own_tensors else None
+        else:
             judge.values.add(tensor, own.detach().cpu().clone())
     with (
         inference_context(run.model),

@@ -136,7 +136,9 @@ class RunValues:
     def is_weight(self, tensor: Any) -> bool:
         """Return whether a tensor is a parameter, or computed from parameters alone."""
         entry = self._entries.get(id(tensor))
-        return isinstance(tensor, torch.nn.Parameter) or (entry is not None and entry.ref() is tensor and entry.weight)
+        if entry is not None and entry.ref() is tensor:
+            return entry.weight
+        return isinstance(tensor, torch.nn.Parameter)
 
     def is_multiplied(self, tensor: Any) -> bool:
         """Return whether a tensor is, or comes from, a product of parameters alone, as do projected learned queries."""
@@ -219,9 +221,14 @@ def _hide(values: Sequence[Elements | None]) -> bool:
     for one in values:
         if one is None or one is PLAIN:
             continue
-        if one.whole is None or not one.whole.is_floating_point() or bool((one.whole <= _HIDDEN).any()):
+        if one.whole is None or not one.whole.is_floating_point() or hides(one.whole):
             return True
     return False
+
+
+def hides(values: torch.Tensor) -> bool:
+    """Return whether numbers that are added to scores hide some of them."""
+    return bool((values <= _HIDDEN).any())
 
 
 def _storage(tensor: torch.Tensor) -> int:

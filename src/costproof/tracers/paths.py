@@ -195,7 +195,7 @@ def mask_inputs(
         arguments: arguments of the call.
         masks: declared contents of tensors without values, by path.
         prefix: text that a tracer writes before a path.
-        known: arguments with values for tensors of the same shape that have none in the call, and buffers.
+        known: arguments with values for tensors of the same shape that have none in the call, and what the model holds.
     """
     found: Contents = {prefix + place: content for place, content in masks.items()}
     values = dict(tensors_by_place(known or {}))

@@ -307,7 +307,7 @@ def job_nodes(
 ) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Return the nodes and unknown operators of an export for each invocation, with decode steps summed."""
     job = exported.job
-    bands = BandMasks(work.graph, job.masks, map(parse, job.holds))
+    bands = BandMasks(work.graph, job.masks, map(parse, job.holds), job.known.keys())
     # Without symbols, masks are also counted in numbers.
     rows = () if job.sizes else (QueryRowMasks(work.graph, _contents(job)),)
     found = account(work, job.place, job.inside, dtype, FirstKnown((bands, *rows)), packed)

@@ -401,13 +401,15 @@ def _built_awq(model: Any, described: dict[str, Any]) -> None:
             matrix = torch.empty(linear.in_features, rows, dtype=torch.int32, device="meta")
             if matrix.shape[0] % max(group, 1):
                 raise NotBuilt("awq", f"{matrix.shape[0]} columns of {path} are not whole groups of {group}")
-            model.set_submodule(path, packed_awq(matrix, bits, group, bias=linear.bias is not None))
+            version = str(described.get("version") or "gemm").lower()
+            model.set_submodule(path, packed_awq(matrix, bits, group, bias=linear.bias is not None, version=version))
 
 
-def packed_awq(matrix: torch.Tensor, bits: int, group: int, *, bias: bool) -> nn.Module:
+def packed_awq(matrix: torch.Tensor, bits: int, group: int, *, bias: bool, version: str = "gemm") -> nn.Module:
     """Return a module with the tensors in which AutoAWQ packs a matrix of integers [columns, rows].
 
-    Neighboring rows are packed into words. AutoAWQ packs them in another order, which decides no size.
+    Neighboring rows (``gemm``) or columns (``gemv``), four rows (``gemv_fast``) or tiles of 16 columns (``marlin``) are
+    packed into words. AutoAWQ packs them in another order, which decides no size.
 
     Args:
         group: number of columns that share scales and zero points; -1: all.
@@ -420,10 +422,29 @@ def packed_awq(matrix: torch.Tensor, bits: int, group: int, *, bias: bool) -> nn
 
     numbers: Any = matrix
     groups = numbers.unflatten(0, (-1, group if group > 0 else matrix.shape[0]))
+    zeros, scales = groups.amin(1), groups.amax(1).to(torch.float16)
+    packed: dict[str, Any] = {}
+    if version.startswith("gemv"):  # kernels read whole words, of 1,024 columns if groups are small
+        whole = max(1024 // group, 8)
+        padding = (0, -zeros.shape[0] % whole)
+        zeros, scales = (torch.nn.functional.pad(one.T, padding) for one in (zeros, scales))
+    match version:
+        case "gemm":
+            packed = {"qweight": words(numbers), "qzeros": words(zeros)}
+        case "gemv":
+            packed = {"qweight": words(numbers.T), "qzeros": words(zeros)}
+        case "gemv_fast":
+            nibbles = torch.arange(0, 16, bits, dtype=torch.int16, device=numbers.device)
+            four = numbers.to(torch.int16).T.unflatten(0, (-1, 16 // bits)).movedim(1, -1) << nibbles
+            packed = {"qweight": four.sum(-1, dtype=torch.int16), "qzeros": (zeros * scales).T}
+            scales = scales.T
+        case "marlin":
+            packed = {"qweight": words(numbers.unflatten(0, (-1, 16)).movedim(1, -1).flatten(1))}
+        case _:
+            raise NotBuilt("awq", f"version {version} is not known")
     made = torch.nn.Module()
-    made.register_buffer("qweight", words(matrix))
-    made.register_buffer("qzeros", words(groups.amin(1)))
-    made.register_buffer("scales", groups.amax(1).to(torch.float16))
+    for name, tensor in (packed | {"scales": scales}).items():
+        made.register_buffer(name, tensor)
     made.register_buffer("bias", matrix[0].to(torch.float16) if bias else None)
     return made
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -167,7 +168,7 @@ class _TraceReader:
                 continue
             label = tensor_label(record.label)
             origin = "input" if record.is_input else "buffer" if record.is_buffer else "op"
-            name = (record.address or "") if origin == "buffer" else (record.io_role or "")
+            name = _ITEM.sub(r".\2", record.address or "") if origin == "buffer" else (record.io_role or "")
             if origin == "input" and name.startswith(self.cache_inputs):
                 origin = "cache"
             found = Value(label, tuple(record.shape), dtype_name(record.dtype), origin, name)
@@ -266,6 +267,10 @@ class Signature:
     """Positions that take one tensor; ``None`` if unknown."""
     lists: Sequence[int] = ()
     """Positions that take a list of tensors."""
+
+
+_ITEM: Final = re.compile(r"\[(['\"]?)(.*?)\1\]")
+"""Item of a dict or of a list inside one, in TorchLens's name of a tensor that is a plain attribute."""
 
 
 def tensor_label(label: str) -> str:

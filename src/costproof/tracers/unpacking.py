@@ -302,13 +302,25 @@ def _spread(scales: Any, size: int, count: int, dim: int = -1) -> Any:
 
 
 def _gptq(of: formats.Gptq, w: LinearShape, t: Tensors) -> Any:
-    groups = t["g_idx"]
     numbers = _integers(t["qweight"].T, of.bits, w.columns).T
-    zeros = _integers(t["qzeros"], of.bits, w.rows)
-    return t["scales"][groups] * (numbers - zeros[groups])
+    zeros, scales = _integers(t["qzeros"], of.bits, w.rows), t["scales"]
+    if of.indexed:
+        return scales[t["g_idx"]] * (numbers - zeros[t["g_idx"]])
+    zeros, scales = (_spread(one, of.group or w.columns, w.columns, 0) for one in (zeros, scales))
+    return scales * (numbers - zeros)
 
 
 def _awq(of: formats.Awq, w: LinearShape, t: Tensors) -> Any:
+    if of.version == "marlin":  # integers of four bits with a sign
+        numbers = _integers(t["qweight"], of.bits, 16 * w.rows).reshape(w.columns, w.rows)
+        return (numbers - 8) * _spread(t["scales"], of.group, w.columns, 0)
+    if of.version == "gemv_fast":
+        numbers = _integers(t["qweight"], of.bits, 4 * w.columns).reshape(w.rows, w.columns)
+        scales, zeros = (_spread(t[name].T, of.group, w.columns) for name in ("scales", "qzeros"))
+        return numbers * scales + zeros
+    if of.version == "gemv":
+        zeros = _spread(_integers(t["qzeros"], of.bits, t["scales"].shape[1]), of.group, w.columns)
+        return (_integers(t["qweight"], of.bits, w.columns) - zeros) * _spread(t["scales"], of.group, w.columns)
     zeros, scales = (
         _spread(one, of.group, w.columns, 0) for one in (_integers(t["qzeros"], of.bits, w.rows), t["scales"])
     )

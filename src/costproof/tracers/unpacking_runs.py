@@ -17,7 +17,7 @@ Tensors = Mapping[str, Any]
 """Stored tensors by name, with the inputs ``x`` and the products ``y``."""
 _DTYPES: Final = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
-    "I32": "int32", "U32": "int32", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn",
+    "I32": "int32", "U32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
 """Torch dtype by dtype in a header; unsigned words become signed ones, which shift alike."""
@@ -49,6 +49,20 @@ def _groups_of_words(of: formats.Gptq | formats.Awq, w: LinearShape, t: Tensors)
     size, numbers = of.group or w.columns, _made(t["qweight"], w.columns, w.rows)
     zero = _made(t["qzeros"], w.rows)
     return [(numbers[i : i + size] - zero) * t["scales"][i // size] for i in range(0, w.columns, size)]
+
+
+def _groups_of_awq(of: formats.Awq, w: LinearShape, t: Tensors) -> Any:
+    if of.version == "gemm":
+        return _groups_of_words(of, w, t)
+    found = []
+    for i in range(w.columns // of.group):
+        part, by_row = _made(t["qweight"], w.rows, of.group), of.version == "gemv"
+        scale = t["scales"][:, i] if by_row else t["scales"][i]
+        if by_row:
+            part = part.sub(_made(part, w.rows, 1))
+        part = part.mul(scale[:, None])
+        found.append(part.add(t["qzeros"][i][:, None]) if of.version == "gemv_fast" else part)
+    return found
 
 
 def _groups_of_mlx(of: formats.Mlx, w: LinearShape, t: Tensors) -> Any:
@@ -136,7 +150,7 @@ def _groups_of_tinygemm(of: formats.TorchaoInt4, w: LinearShape, t: Tensors) -> 
 
 
 UNPACK_BY_GROUP: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
-    formats.Gptq: _groups_of_words, formats.Awq: _groups_of_words, formats.Mlx: _groups_of_mlx,
+    formats.Gptq: _groups_of_words, formats.Awq: _groups_of_awq, formats.Mlx: _groups_of_mlx,
     formats.FourBit: _blocks_of_nf4, formats.Mxfp4: _unpack_as_transformers,
     formats.Fp4: _groups_of_experts,
     formats.CompressedTensors: _groups_of_compressed, formats.TorchaoEightBit: _rows_of_torchao,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
@@ -39,7 +39,9 @@ def products_stated(described: str) -> frozenset[str] | None:
     every = list(_pairs(json.loads(described or "{}")))
     stated = {key: str(value).lower() for key, value in reversed(every) if isinstance(value, (str, bool))}
     if algorithm := stated.get("quant_algo"):
-        return {"fp8": frozenset({"float8"}), "nvfp4": frozenset({"other"})}.get(algorithm)
+        every_one = {str(value).lower() for key, value in every if key == "quant_algo"} - {"mixed_precision"}
+        known = {"fp8": "float8", "nvfp4": "other"}
+        return frozenset(known[one] for one in every_one) if algorithm and every_one <= known.keys() else None
     match stated.get("quant_method", "").replace("_", "-"):
         case "fp8":
             return frozenset({"float8", ""} if stated.get("expert_dtype") == "fp4" else {"float8"})
@@ -49,7 +51,7 @@ def products_stated(described: str) -> frozenset[str] | None:
         case "torchao":
             kind = stated.get("_type", "")
             return frozenset({("int8" if "int8" in kind else "float8") if "dynamicactivation" in kind else ""})
-        case "gptq" | "awq" | "mxfp4":
+        case "gptq" | "awq" | "mxfp4" | "auto-round":
             return frozenset({""})
         case "compressed-tensors":
             groups = [group for key, found in every if key == "config_groups" for group in found.values()]
@@ -155,6 +157,11 @@ class LibraryReading:
                 return {**self.settings, **own} if self._is_converted(paths) else None
             case "awq":  # a name may be any part of a path
                 return None if [name for name in self.kept for path in paths if path.count(name)] else self.settings
+            case "modelopt" if self.settings["quant_algo"].upper() == "MIXED_PRECISION":
+                layers = self.settings["quantized_layers"]
+                inside = [name for path in paths for name in layers if f"{path}.".startswith(f"{name}.")]
+                left = [n for n in self.kept for p in paths if fnmatchcase(p, n) or p.startswith(n.rstrip(".*") + ".")]
+                return None if left or not inside else layers[max(inside, key=len)]
             case "modelopt":  # the pattern of a module, or the name of one that it is inside of
                 outer = {outer for path in paths for outer in accumulate(path.split("."), "{}.{}".format)}
                 found = [n for n in self.kept if n.rstrip(".*") in outer or any(fnmatchcase(p, n) for p in paths)]
@@ -163,6 +170,8 @@ class LibraryReading:
                 return self._of_gptq(place, paths)
             case "mlx":
                 return self._of_mlx(place, paths)
+            case "auto-round":
+                return self._of_autoround(place, paths)
             case "compressed-tensors":
                 groups = [(key, group) for group in self.settings["config_groups"].values()
                           for name in group.get("targets") or () if (key := _target(name, place, paths))]  # fmt: skip
@@ -199,6 +208,27 @@ class LibraryReading:
                 return None if sign == "-:" else {**self.settings, **own}
         return self.settings
 
+    def _of_autoround(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
+        """Return AutoRound's settings of a module (auto_round.inference.convert_model, get_layer_config).
+
+        Settings under a name count before those under a pattern, and of patterns the first; 16 bits mean that the
+        layer is not quantised.
+        """
+        extra, blocks = self.settings.get("extra_config") or {}, self.settings.get("block_name_to_quantize") or ""
+        starts = blocks.split(",") if isinstance(blocks, str) else blocks
+        starts = [_alike(start) if isinstance(start, list) else start for start in starts if start]
+        own = [extra[path] for path in paths if path in extra]
+        if not own:
+            in_blocks = [start for start in starts for path in paths if path.find(start.strip()) == 0]
+            if place.is_head or not (in_blocks if starts else _is_in_a_numbered_layer(place)):
+                return None
+            names = [
+                name for name in extra if extra[name] and (set(name) & set("*^$|()[]?+") or not _NUMBER.search(name))
+            ]
+            own = [extra[name] for name in names if [path for path in paths if re.search(name, path)]]
+        settings = {**self.settings, **(own[0] if own else {})}
+        return None if settings["bits"] >= 16 else settings
+
     def _of_mlx(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
         """Return MLX settings of a module: those under its path, else the common ones (mlx_lm.utils.load_model)."""
         for own in (self.settings[path] for path in paths if path in self.settings):
@@ -234,6 +264,8 @@ def library_reading(stored: Stored, model: nn.Module) -> LibraryReading:
                 method = "awq"
         if method == "modelopt" and "quantization" in settings:
             settings = settings["quantization"]
+        if settings.get("quant_algo") == "MIXED_PRECISION" and not settings.get("quantized_layers"):
+            settings = next(own["quantization"] for own in data["beside"].values() if "quantization" in own)
         names = next((settings[key] for key in _LISTS.get(method, ()) if settings.get(key) is not None), None)
         if method == "fp8" and model_type == "deepseek_v4" and data.get("expert_dtype"):  # DeepseekV4Config moves it
             settings = {"expert_dtype": data["expert_dtype"], **settings}
@@ -261,10 +293,22 @@ _LISTS: Final = {
 """Keys of the list of unquantised modules, by method; the first key with a value counts."""
 
 
+_NUMBER: Final = re.compile(r"\.\d+\.")
+
+
+def _alike(names: list[str]) -> str:
+    """Return the characters with which all names begin, without dots at the end."""
+    columns = takewhile(lambda column: len(set(column)) == 1, zip(*names, strict=False))
+    return "".join(column[0] for column in columns).rstrip(".")
+
+
+def _is_in_a_numbered_layer(place: LinearModule) -> bool:
+    return re.search(r"(^|\.)(layers?|h|blocks?)\.\d+\.", place.own_path or place.path) is not None
+
+
 def _is_in_a_layer(place: LinearModule) -> bool:
     """Return whether a module is in a layer that AutoGPTQ and AutoAWQ process, and has more than one row."""
-    numbered = re.search(r"(^|\.)(layers?|h|blocks?)\.\d+\.", place.own_path or place.path)
-    return numbered is not None and place.rows > 1
+    return _is_in_a_numbered_layer(place) and place.rows > 1
 
 
 def _is(*names: str) -> Callable[[LinearModule], bool]:
@@ -276,6 +320,7 @@ _TAKES: Final[Mapping[str, Callable[[LinearModule], bool]]] = {
     "bitsandbytes": lambda place: place.kind in ("Linear", "Conv1D", "Expert"),
     "awq": lambda place: _is("Linear")(place) and _is_in_a_layer(place),
     "gptq": _is("Linear", "Conv1D"),
+    "auto-round": _is("Linear", "Conv1D"),
     "mlx": _is("Linear", "Embedding"),
     "mxfp4": lambda place: place.kind == "Expert",
     "modelopt": _is("Linear"),
@@ -310,15 +355,23 @@ def _of_bitsandbytes(settings: Settings, _: str) -> Format:
 def _of_gptq(settings: Settings, _: str) -> Format:
     if settings.get("is_marlin_format"):
         raise UnknownFormat("gptq", "its library stores tiles of Marlin (is_marlin_format)")
-    by_gptqmodel = re.search("gptqmodel", json.dumps((settings.get("meta") or {}).get("quantizer")), re.IGNORECASE)
+    named = [(settings.get("meta") or {}).get("quantizer"), settings.get("provider")]
+    adds_none = re.search("gptqmodel|auto-round", json.dumps(named), re.IGNORECASE) or "autoround_version" in settings
     size = settings["group_size"]
-    return formats.Gptq(settings["bits"], size if size and size > 0 else None, zero_bias=not by_gptqmodel)
+    return formats.Gptq(settings["bits"], size if size and size > 0 else None, zero_bias=not adds_none)
+
+
+def _of_autoround(settings: Settings, _: str) -> Format:
+    size = settings["group_size"]
+    if settings["packing_format"] == "auto_round:auto_awq":
+        return formats.Awq(4, size)
+    return formats.Gptq(settings["bits"], None if size < 0 else size, zero_bias=False, indexed=False)
 
 
 def _of_modelopt(settings: Settings, _: str) -> Format:
-    if settings["quant_algo"].upper() == "NVFP4":
-        return formats.Nvfp4(settings.get("group_size"))
-    return formats.ModelOptFp8()
+    return {"NVFP4": formats.Nvfp4(settings.get("group_size")), "FP8": formats.ModelOptFp8()}[
+        settings["quant_algo"].upper()
+    ]
 
 
 def _of_compressed(group: Settings, _: str) -> Format:
@@ -388,8 +441,9 @@ def _of_fp8(settings: Settings, model_type: str) -> Format:
 _FORMATS: Final[Mapping[str, Callable[[Settings, str], Format]]] = {
     "fp8": _of_fp8,
     "bitsandbytes": _of_bitsandbytes,
-    "awq": lambda s, _: formats.Awq(4, s.get("group_size") or s["q_group_size"]),
+    "awq": lambda s, _: formats.Awq(4, s.get("group_size") or s["q_group_size"], (s.get("version") or "gemm").lower()),
     "gptq": _of_gptq,
+    "auto-round": _of_autoround,
     "mlx": lambda s, _: formats.Mlx(s["bits"], s["group_size"]),
     "mxfp4": lambda s, _: formats.Mxfp4(),
     "modelopt": _of_modelopt,

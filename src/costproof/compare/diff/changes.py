@@ -8,6 +8,7 @@ from typing import Final
 
 from costproof.compare.diff.types import Change, Changes, RowDiff
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.metrics import COMM, KEPT_FLOPS, OF_QUANTISED, Metric
 from costproof.ledger.workload import ConfigValue, Workload
 
@@ -126,6 +127,20 @@ def in_metrics_of(side: Baseline, other: Baseline) -> Baseline:
         more = tuple(m for m in zero if m in other.sources[name].metrics and m not in sources[name].metrics)
         sources[name] = replace(sources[name], metrics=(*sources[name].metrics, *more))
     return replace(side, sources=sources)
+
+
+def check_unpacking(*sides: Baseline) -> None:
+    """Check that a side whose weights are not quantised unpacks none, in any source.
+
+    Raises:
+        Bug: it does.
+    """
+    for side in sides:
+        plain = all(key != "weights" for key in side.target.quantised)
+        for name, folded in side.sources.items() if plain else ():
+            for metric in OF_QUANTISED:
+                sums = sum(value or 0 for row, value in folded.items() if row.metric == metric)
+                check_recounts([Recount(side.target.name, name, metric, sums, 0)])
 
 
 def _doubled(folded: Folded) -> Folded:

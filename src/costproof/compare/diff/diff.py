@@ -11,6 +11,7 @@ from costproof.compare.diff.changes import (
     FORMULA_SOURCE,
     MAC,
     Differences,
+    check_unpacking,
     differences,
     in_flops,
     in_metrics_of,
@@ -87,6 +88,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     """
     base, head = in_flops(base), in_flops(head)
     base, head = in_metrics_of(base, head), in_metrics_of(head, base)
+    check_unpacking(base, head)
     changed = differences(base, head)
     both = [s for s in dict.fromkeys((*ALL_SOURCES, *base.sources)) if s in base.sources and s in head.sources]
     sources = [s for s in both if s in ALL_SOURCES] or both

@@ -14,6 +14,7 @@ from costproof.compare.diff.changes import (
     OF_THE_WORKLOAD,
     WORKLOAD,
     Differences,
+    check_unpacking,
     differences,
     in_flops,
     in_metrics_of,
@@ -48,6 +49,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
     """
     base, head = in_flops(base), in_flops(head)
     base, head = in_metrics_of(base, head), in_metrics_of(head, base)
+    check_unpacking(base, head)
     changed = differences(base, head)
     sources = policy.sources or tuple(s for s in ALL_SOURCES if s in base.sources) or tuple(base.sources)
     incomplete = [*_gaps(base, head, changed, policy, sources)]

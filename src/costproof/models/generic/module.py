@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute, has_attribute
@@ -62,7 +63,16 @@ from costproof.models.generic.towers import IDS, NONE, Towers
 from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import BUFFER, Built, ExportJob, Run, Truncation
 from costproof.models.target import NamedWorkload, Setting
-from costproof.snapshots.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
+from costproof.opgraph.mask_rows import HIDDEN
+from costproof.snapshots.copies import (
+    attribute_tensors,
+    inputs_on_meta,
+    materialize,
+    on_meta,
+    runs_on_meta,
+    unwrapped,
+    with_values,
+)
 from costproof.snapshots.described import arguments, module_kinds, shapes
 from costproof.weights.stored import ImageSize, Stored, unfit
 
@@ -362,6 +372,8 @@ class GenericTarget:
         if device:
             known = self._known(workload)
             return tuple(replace(run, kwargs=with_values(run.kwargs, device), known=known) for run in found)
+        if self.options.real:  # a module without parameters
+            return tuple(replace(run, known=self._known(workload)) for run in found)
         if not self._has_numbers(workload):
             return found
         known = self._known(workload)
@@ -370,10 +382,15 @@ class GenericTarget:
         )
 
     def _known(self, workload: Workload) -> Mapping[str, Any]:
-        """Return the user's own inputs and integer buffers, whose values masks and lengths are read from."""
+        """Return the user's own inputs and tensors of the module, whose values masks and lengths are read from.
+
+        Of the parameters, only those that are frozen and hide scores are masks.
+        """
         made = made_of(self.maker, workload.dtype, workload.attention)
-        buffers = {BUFFER + n: b for n, b in made.module.named_buffers() if not b.is_floating_point()}
-        return {**(made.inputs or {}), **buffers}
+        module = made.module
+        masks = ((n, p) for n, p in module.named_parameters(remove_duplicate=False) if _is_mask(p))
+        held = chain(attribute_tensors(module), module.named_buffers(remove_duplicate=False), masks)
+        return {**(made.inputs or {}), **{BUFFER + name: tensor for name, tensor in held}}
 
     def _has_numbers(self, workload: Workload) -> bool:
         """Return whether the module or its inputs have concrete values, which a run on meta ignores."""
@@ -561,6 +578,8 @@ def _of_modules(module: nn.Module) -> tuple[str, ...]:
     return tuple(notes)
 
 
+_LARGEST_MASK: Final = 2**22
+"""Maximum number of elements of a parameter that is read to see whether it is a mask."""
 _MANY_BYTES: Final = 1_000_000
 
 
@@ -585,6 +604,13 @@ def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         seen.add(id(value))
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _tensors_in(inner, seen)
+
+
+def _is_mask(parameter: nn.Parameter) -> bool:
+    """Return whether a parameter is a mask that is added to scores: it is frozen and hides some of them."""
+    if parameter.requires_grad or parameter.is_meta or parameter.dim() < 2 or not parameter.is_floating_point():
+        return False
+    return parameter.numel() <= _LARGEST_MASK and bool((parameter <= HIDDEN).any())
 
 
 def _memory(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
