@@ -53,11 +53,11 @@ is `ue8m0`, F8_E8M0 as in DeepSeek-V4 and transformers, but float32 in DeepSeek-
 zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
 nested maxima is open. No key says which layers of ModelOpt's AWQ formats store a `pre_quant_scale`, what older
 AutoRound packed with, or how torchao's version 1, which safetensors cannot hold, was saved: they are exit code 3.
-Multi-token prediction modules (MTP) count with `--mtp N`, in `fits` too, for DeepSeek-V3, Kimi K2, GLM-4.5 and 4.6, Qwen3-Next,
-Qwen3.5, MiMo, MiMo-V2-Flash and DeepSeek-V4: a layer like the last one with full attention (MiMo-V2-Flash: with a
-window and a dense MLP; DeepSeek-V4: with a window, so without a compressor), a projection, norms, and in the first
-three copies of the tables. DeepSeek-V4 stores hyper-connections, sinks and positions of compressors in float32, all
-else that is not quantised in bfloat16.
+Multi-token prediction modules (MTP) count with `--mtp N`, in `fits` too, for DeepSeek-V3, Kimi K2, GLM-4.5 and 4.6,
+Qwen3-Next, Qwen3.5, MiMo, MiMo-V2-Flash and DeepSeek-V4: a layer like the last one with full attention (MiMo-V2-Flash:
+with a window and a dense MLP; DeepSeek-V4: with a window, so without a compressor), a projection, norms, and in the
+first three copies of the tables. DeepSeek-V4 stores hyper-connections, sinks and positions of compressors in float32,
+all else that is not quantised in bfloat16.
 
 ## Headers against the layout
 
