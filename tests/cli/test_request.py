@@ -214,3 +214,28 @@ def test_a_checkpoint_with_a_shard_missing_is_told_first(tmp_path: Path) -> None
     with pytest.raises(Problems, match="is incomplete") as error:
         prepare(request(NAME, run="cpu", weights=tmp_path))
     assert [p.where for p in error.value.problems] == [str(tmp_path / "2.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("target", "verb", "choices", "where"),
+    [
+        ("llava", "prove", {"tp": 2}, "--tp"),
+        ("llama", "derive", {"tp": 2}, "--tp"),
+        ("llama", "prove", {"text_tokens": 5}, "--text-tokens"),
+        ("llama", "prove", {"preset": "chat"}, "--preset"),
+    ],
+)
+def test_proofs_refuse_settings_that_they_would_ignore(
+    target: str, verb: str, choices: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        costproof.request(target, verb=verb, **choices)
+    assert refused.value.where == where
+
+
+def test_the_mesh_of_a_request_is_not_ignored_by_a_proof() -> None:
+    of_two = costproof.request("llama", tp=2, text_tokens=5)
+    with pytest.raises(BadInput):
+        costproof.request(of_two, verb="prove")
+    assert costproof.request(of_two, verb="prove", tp=2).prove == {"tp": 2}
+    assert costproof.request(costproof.request("llama", text_tokens=5), verb="prove", tp=2).prove == {"tp": 2}

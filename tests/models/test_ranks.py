@@ -144,6 +144,62 @@ def test_copies_by_hand() -> None:
     assert copies["norms", "params"] == 7 * (layers * (2 * hidden + 2 * 128) + hidden)
 
 
+def test_repeated_tensors_and_work_by_hand() -> None:
+    """Llama 3.1 70B on 8 ranks, a prompt of one token, x = 8,192 elements of 2 bytes; 7 ranks repeat 80 layers.
+
+    Of each layer q, k, v, gate and up read x, out and down write x, two additions read 3 x and write 2 x, two norms
+    read and write x, with 4 operations per element and 2 more. So does the last norm; the output projection reads x,
+    the embedding looks up and writes x, and the logits of 128,256 entries are gathered.
+    """
+    copies = {(d.what, d.metric): d.amount for d in ranks(target("llama-3.1-70b"), tp=8).duplicates}
+    x = 8192 * 2
+    assert copies["inputs of split modules, which every rank reads", "input_bytes"] == 7 * (80 * 5 + 1) * x
+    assert copies["results of split modules, which every rank writes", "output_bytes"] == 7 * (80 * 2 + 1) * x
+    between = {m: copies["additions and other work between modules", m] for m in ("input_bytes", "output_bytes")}
+    assert between == {"input_bytes": 7 * 80 * 3 * x, "output_bytes": 7 * 80 * 2 * x}
+    assert copies["additions and other work between modules", "vector_flops"] == 7 * 80 * 2 * 8192
+    norms = {m: copies["norms", m] for m in ("input_bytes", "output_bytes", "weight_read_bytes", "vector_flops")}
+    assert norms == {**dict.fromkeys(tuple(norms)[:3], 7 * 161 * x), "vector_flops": 7 * 161 * (4 * 8192 + 2)}
+    assert copies["rows that every rank looks up", "weight_read_bytes"] == 7 * x
+    assert copies["logits that every rank gathers", "output_bytes"] == 7 * 128_256 * 2
+    # The cosines and sines of 128 elements, and the frequencies, 64 of 4 bytes.
+    assert copies["tables of rotary embedding", "output_bytes"] == 7 * 2 * 128 * 2
+    assert copies["tables of rotary embedding", "input_bytes"] == 7 * 64 * 4
+    assert copies["tables and masks that the attention of every rank reads", "input_bytes"] == 7 * 80 * 2 * 128 * 2
+
+
+def test_padding_of_gathered_logits_by_hand() -> None:
+    """102 entries on 4 ranks are 4 x 26 gathered columns of 2 bytes, 2 too many on each of the ranks."""
+    model = target("llama")
+    small = replace(model, config=replace(model.config, vocab=102, layers=1, hidden=64, heads=4, kv_heads=4,
+                                          head_dim=16, intermediate=32))  # fmt: skip
+    copies = {(d.what, d.metric): d.amount for d in ranks(small, tp=4).duplicates}
+    assert copies["logits that every rank gathers", "output_bytes"] == 3 * 102 * 2
+    assert copies["padding of uneven shards", "output_bytes"] == 4 * 2 * 2
+
+
+def test_keys_of_several_ranks_are_read_and_written_by_each() -> None:
+    """Qwen3-235B on 8 ranks: two write each of 4 key/value heads of 128 in 94 layers, and norm each key once more."""
+    found = ranks(target("qwen3-235b-a22b"), tp=8, new_tokens=1)
+    copies = {(d.what, d.metric, d.stage): d.amount for d in found.duplicates}
+    heads = "key/value heads that several ranks hold"
+    token = 94 * 4 * 128 * 2
+    assert copies[heads, "output_bytes", "decode"] == 3 * token
+    assert copies[heads, "kv_read_bytes", "decode"] == 2 * token  # keys and values of the one token before
+
+
+def test_stages_and_replicas_read_and_send_by_hand() -> None:
+    """Of 2 stages each runs the rotary table; the first sends 2 sequences of 3 tokens of 4,096 elements of 2 bytes."""
+    model = target("llama")
+    small = replace(model, config=replace(model.config, layers=4, hidden=4096))
+    found = ranks(small, pp=2, dp=2, batch=2, text_tokens=3)
+    copies = {(d.what, d.metric): d.amount for d in found.duplicates}
+    assert copies["hidden states that stages send", "input_bytes"] == 2 * 3 * 4096 * 2
+    assert copies["tables of rotary embedding", "output_bytes"] == 2 * 3 * 2 * model.config.head_dim * 2
+    read = found.one_device["prefill"]["weight_read_bytes"] - 2 * 3 * 4096 * 2  # but for the rows of each batch
+    assert copies["copies of data-parallel ranks", "weight_read_bytes"] == read
+
+
 def test_data_parallel_ranks_share_the_batch() -> None:
     model = target("llama")
     found = ranks(model, tp=2, dp=3, batch=8, text_tokens=5)

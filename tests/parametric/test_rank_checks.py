@@ -225,6 +225,16 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(targets, "DATA_COPIES", SEQUENCE_COPIES),
         "qwen3-30b-a3b", {"tp": 2, "dp": 4, "ep": 4, "batch": 4},
     ),
+    "whole parts under another name": (
+        _replaced(sharding.Shards, "_repeated", lambda self, role, metric: "routers"), "llama-3.1-8b", {"tp": 2},
+    ),
+    "hidden states of stages left out": (
+        _replaced(sharding.Shards, "exchanged", lambda *of: iter(())), "llama-3.1-8b", {"pp": 2},
+    ),
+    "no size is divided": (
+        _replaced(sharding.Shards, "_own_sizes", lambda self, role, metric, sizes: ({},) * self.mesh.tp),
+        "llama-3.1-8b", {"tp": 2},
+    ),
     "experts along tp": (_along_tp("ep"), "qwen3-30b-a3b", {"tp": 2, "ep": 2}),
     "parts of a sequence along tp": (_along_tp("cp"), "llama-3.1-8b", {"tp": 2, "cp": 2}),
     "stages along tp": (_along_tp("pp"), "llama-3.1-8b", {"tp": 2, "pp": 2}),

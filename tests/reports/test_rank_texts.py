@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from costproof.ledger.mesh import Mesh
-from costproof.ledger.metrics import EVERY_METRIC
+from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE
 from tests.support.running import costproof
 
 UNITS: Final[dict[str, int | Fraction]] = {
@@ -333,10 +333,12 @@ def test_what_the_copies_explain_is_named(tmp_path: Path) -> None:
         for metric in {*costs} - {"comm_bytes", "comm_payload_bytes", "messages"}:
             every = sum(len(row["ranks"]) * row["stages"][stage][metric] for row in data["ranks"])
             copies = sum(d["amount"] for d in data["duplicates"] if (d["stage"], d["metric"]) == (stage, metric))
-            if (metric in ("params", "weight_bytes", "buffer_bytes")) == (not stage) and metric in whole[stage]:
+            if (metric in STAGE_WIDE) == (not stage) and metric in whole[stage]:
                 residual.setdefault(metric, set()).add(every - copies - whole[stage][metric])
     assert {m for m in residual if residual[m] == {0}} >= summed & {*residual}
-    assert {"vector_flops", "output_bytes"} <= {m for m in residual if residual[m] != {0}}
+    assert {m for m in residual if residual[m] != {0}} == {"unfused_bytes", "floor_bytes"}
+    others = text.partition("The sums of other metrics are not split into copies: ")[2]
+    assert others.startswith("bytes, unfused, bytes, floor.")
     (sentence,) = (line for line in text.splitlines() if line.startswith("Of these metrics all ranks together have"))
     named = sentence.partition("nothing is left over: ")[2].partition(". ")[0].split(", ")
     assert {*named} == {EVERY_METRIC[m].title for m in summed}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
+from costproof.algebra.evaluation import SymbolValues
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Conventions, Metric
@@ -108,6 +109,11 @@ DATA_COPIES: Final = "copies of data-parallel ranks"
 """Cause in sums over ranks: costs that each rank along ``dp`` and ``fsdp`` has again."""
 SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 """Cause in a :class:`Sharing` and in sums over ranks: costs that each rank along ``cp`` has again."""
+OF_MEMORY: Final[tuple[Metric, ...]] = ("params_active", "stored_bytes", "stored_elements", "resident_bytes")
+OF_WORK: Final[tuple[Metric, ...]] = (
+    "calls", "vector_flops", "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes",
+)  # fmt: skip
+"""Metrics whose duplicates are given term by term (:meth:`Sharing.excess`)."""
 
 
 class Sharing(Protocol):
@@ -130,6 +136,26 @@ class Sharing(Protocol):
 
     def held_by(self, role: str, metric: Metric) -> tuple[int, str]:
         """Return the sum of a cost over ranks with one batch, relative to one device, and the name of copies."""
+
+    def by_terms(self, one: Ledger) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
+        """Return the metrics of memory and of work whose duplicates :meth:`excess` gives."""
+
+    def added_by_collectives(
+        self, one: Ledger, stage: str, metric: Metric, item: int, stored: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yield what collectives add to a cost of all ranks, and copies of a tied table, by cause."""
+
+    def excess(
+        self, role: str, metric: Metric, expr: str, one: SymbolValues, ranks: Sequence[SymbolValues]
+    ) -> Iterator[tuple[str, int]]:
+        """Yield what all ranks have more of a cost than one device, by cause.
+
+        Args:
+            role: of a module, as formulas name it.
+            expr: formula of its cost on one device.
+            one: values of the formula's symbols on one device.
+            ranks: those on the first rank of each group with one batch.
+        """
 
     def copies_of_batches(self, role: str, metric: Metric) -> int:
         """Return how many groups of ranks divide the batch, each with a module's whole cost in this metric."""

@@ -70,6 +70,7 @@ def recounts(
     symbols = info.symbols
     yield from _sums(found, workload)
     yield from _copies(found, workload, one, symbols)
+    yield from _whole_parts(found, workload, one, symbols)
     yield from _along_stages(found, workload, undivided or {}, symbols)
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
@@ -281,7 +282,7 @@ def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[s
         yield Recount("", SEQUENCE_COPIES, metric, of.get((SEQUENCE_COPIES, metric), 0), again)
     split = any(c.group == "tp" and c.module.endswith(".o_proj") for c in found.collectives)
     for stage, metric in ((stage, metric) for stage, of_stage in found.one_device.items() for metric in of_stage):
-        if metric == "buffer_bytes":
+        if metric == "buffer_bytes" or metric in _BY_TERMS:
             continue
         amounts = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, metric)}
         causes: dict[str, int | Fraction] = dict.fromkeys(_CAUSES, 0)
@@ -334,6 +335,101 @@ def _cause(
         skipped *= 1 if split else mesh.tp
         return "pairs with keys after a rank's own positions, which it skips", Fraction(-skipped, mesh.cp**2)
     return "", 0
+
+
+_BY_TERMS: Final = frozenset({
+    "params_active", "stored_bytes", "stored_elements", "resident_bytes", "calls", "vector_flops", "weight_read_bytes",
+    "input_bytes", "output_bytes", "kv_read_bytes",
+})  # fmt: skip
+"""Metrics whose copies :func:`_whole_parts` counts again."""
+_COLUMNS: Final = {
+    "q_proj": "o_proj", "k_proj": "o_proj", "v_proj": "o_proj", "gate_proj": "down_proj", "up_proj": "down_proj",
+    "lm_head": "lm_head",
+}  # fmt: skip
+"""Modules whose outputs ranks divide by the plans of transformers, with the module whose collective follows, by last
+name; each rank reads the whole input.
+"""
+
+
+def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of the copies of tensors and of work that are whole on several ranks.
+
+    Each tensor is counted by its shape, where a module's name says which tensors it reads and writes; costs of modules
+    that are whole are those of one device. Calls are counted module by module.
+    """
+    mesh, item, hidden = workload.mesh, FLOAT_BYTES[workload.dtype], symbols["text_hidden"]
+    others, after = mesh.tp - 1, {c.module.rpartition(".")[2] for c in found.collectives if c.group in ("tp", "ep")}
+    calls, modules = {"prefill": 1, "decode": workload.new_tokens}, {n.module for n in one.nodes}
+    for stage, metric in ((s, m) for s, of in found.one_device.items() for m in of if m in _BY_TERMS):
+        amounts = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, metric)}
+        nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
+        if metric == "calls":
+            runs = mesh.world // mesh.pp
+            more = sum(
+                (n.cost("calls") or 0) * ((mesh.world if n.role in ("root", "text", "text.rotary") else runs) - 1)
+                for n in nodes
+            )
+            if stage in calls:
+                yield Recount(stage, "all copies", metric, sum(amounts.values()), more)
+            continue
+        causes: Counter[str] = Counter()
+        unclear = False
+        rows = workload.batch * (workload.text_tokens if stage == "prefill" else calls.get(stage, 0))
+        state = rows * hidden * (1 if metric == "vector_flops" else item)
+        apart = mesh.batches > 1 or mesh.cp > 1 or mesh.pp > 1 or PLAN in workload.inputs
+        for n in nodes:
+            leaf, cost = n.module.rpartition(".")[2], n.cost(metric) or 0
+            if not n.role.startswith("text.") and n.role != "lm_head":
+                continue
+            if "norm" in leaf and leaf not in _LATENT_MODULES:
+                of_heads = leaf in ("q_norm", "k_norm") and "o_proj" in after and metric in _OF_TOKENS
+                causes["norms"] += 0 if of_heads else others * cost
+                unclear |= of_heads and metric == "vector_flops"  # some add 1 to weights, which all have
+            elif n.role.endswith(".router"):
+                causes["routers"] += others * cost
+            elif apart or metric not in ("input_bytes", "output_bytes", "vector_flops"):
+                continue
+            elif leaf.isdecimal():  # a layer, which adds twice to the hidden states
+                times = {"input_bytes": 3, "output_bytes": 2, "vector_flops": 2}[metric]
+                causes["additions and other work between modules"] += others * times * state
+            elif (
+                leaf == "mlp" and f"{n.module}.shared_experts.down_proj" in modules
+            ):  # which adds routed and shared ones
+                causes["additions and other work between modules"] += others * (1 + (metric == "input_bytes")) * state
+            elif metric == "input_bytes" and leaf in ("q_b_proj", "kv_b_proj", "embed_tokens"):  # latents, a scale
+                split = ("embed_tokens" if leaf == "embed_tokens" else "o_proj") in after
+                causes["inputs of split modules, which every rank reads"] += others * cost if split else 0
+            elif metric == "input_bytes" and _COLUMNS.get(leaf) in after:
+                last = leaf == "lm_head" and workload.logits == "last" and stage == "prefill"
+                columns = state // workload.text_tokens if last else state
+                causes["inputs of split modules, which every rank reads"] += others * columns
+            elif metric == "output_bytes" and leaf in after & {"o_proj", "down_proj", "embed_tokens"}:
+                causes["results of split modules, which every rank writes"] += others * state
+            elif leaf == "experts" and mesh.ep == 1 and leaf in after and metric != "vector_flops":
+                weights = rows * symbols["text_topk"] * (4 if _wide(one) else item) if metric == "input_bytes" else 0
+                name = ("inputs of split modules, which every rank reads" if metric == "input_bytes"
+                        else "results of split modules, which every rank writes")  # fmt: skip
+                causes[name] += others * (state + weights)
+        if mesh.cp == 1 and workload.inputs.get(PLAN) != "megatron":
+            for cause, amount in causes.items() if not unclear else ():
+                yield Recount(stage, cause, metric, amounts.get(cause, 0), amount)
+        copies = max(1, mesh.tp // symbols.get("text_kv_heads", mesh.tp)) if "o_proj" in after else 1
+        if metric in ("output_bytes", "kv_read_bytes", "weight_read_bytes") and "text_kv_rank" not in symbols:
+            held = {"output_bytes": ("k_proj", "v_proj", "k_norm"), "weight_read_bytes": ("k_proj", "v_proj"),
+                    "kv_read_bytes": ("self_attn",)}[metric]  # fmt: skip
+            of_text = [n for n in nodes if n.role.startswith("text.") and n.module.rpartition(".")[2] in held]
+            more = sum((copies - 1) * (n.cost(metric) or 0) for n in of_text)
+            yield Recount(stage, _OF_HEADS, metric, amounts.get(_OF_HEADS, 0), more)
+
+
+_OF_HEADS: Final = "key/value heads that several ranks hold"
+_OF_TOKENS: Final = frozenset({"vector_flops", "input_bytes", "output_bytes"})
+
+
+def _wide(one: Ledger) -> bool:
+    """Return whether a router gives weights in float32, by the bytes that it writes for each of them."""
+    router = next(n for n in one.nodes if n.role.endswith(".router") and "output_bytes" in n.exprs)
+    return router.exprs["output_bytes"].startswith("4*")
 
 
 _LATENT_MODULES: Final = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"})

@@ -42,6 +42,7 @@ from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, Tar
 from costproof.models.native import GivesFormulas, stored_formulas
 from costproof.models.target import (
     DATA_COPIES,
+    OF_MEMORY,
     SEQUENCE_COPIES,
     Sharded,
     Sharing,
@@ -228,12 +229,17 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         run = replace(workload, inputs={**inputs, RANK: workload.rank % (mesh.world // mesh.pp)})
         values = {(c.stage, c.id): c.symbols for c in target.invocations(run)}
         undivided = _rank_costs(_terms(stored_formulas(target, run)), counted, values, config)
+    held, done = sharing.by_terms(one)
+    copies = (*_duplicates(one, workload, sharing),)
+    stored = sum(d.amount for d in copies if (d.stage, d.metric) == ("", "weight_bytes"))
+    stored += one.total("weight_bytes") or 0
     found = Parallel(
         mesh, workload.rank, sharing.origin, tuple(rows), tuple(_collectives(counted, workload, sharing)),
-        {"": {m: cost for m in HELD if (cost := one.total(m)) is not None},
-         **{s: {m: cost for m in DONE if (cost := one.stage_total(s, m)) is not None}
+        {"": {m: cost for m in (*HELD, *held) if (cost := one.total(m)) is not None},
+         **{s: {m: cost for m in (*DONE, *done) if (cost := one.stage_total(s, m)) is not None}
             for s in one.stages if s in rows[0].stages}},
-        tuple(_duplicates(one, workload, sharing)), tuple(_dispatches(target, workload, sharing)),
+        (*copies, *_of_terms(target, one, workload, sharing, stored)),
+        tuple(_dispatches(target, workload, sharing)),
     )  # fmt: skip
     whole = _whole_prompt(target, workload)
     return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
@@ -250,7 +256,8 @@ def _kind_of(run: Workload) -> tuple[int, int, bool]:
 
 
 def _terms(ledger: Ledger) -> _Terms:
-    held = Counter(("", "", m, n.exprs[m]) for m in HELD for n in bearing(ledger.nodes, m) if m in n.exprs)
+    held = Counter(("", "", m, n.exprs[m]) for m in (*HELD, *OF_MEMORY) for n in bearing(ledger.nodes, m)
+                   if m in n.exprs)  # fmt: skip
     return held + Counter((n.stage, n.invocation, m, e) for n in ledger.nodes for m, e in n.exprs.items())
 
 
@@ -268,7 +275,7 @@ def _rank_costs(
     """Return the costs of one rank by stage and metric; memory of the whole rank is under the empty stage name."""
     common = {**config, **shared_values(values.values())}
     found: dict[str, dict[str, int]] = {s: dict.fromkeys(ledger.metrics, 0) for s in ledger.stages}
-    found[""] = {m: 0 for m in HELD if m in ledger.metrics}
+    found[""] = {m: 0 for m in (*HELD, *OF_MEMORY) if m in ledger.metrics}
     for (stage, call, metric, expr), times in terms.items():
         # The counted ledger lacks stages that are never called; formulas of another rank have them.
         if stage in found and metric in ledger.metrics and (not call or (stage, call) in values):
@@ -338,6 +345,47 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
         for why, amount in copies.items():
             if amount:
                 yield Duplicate(why, stage, metric, amount, bytes_of(metric, amount))
+
+
+def _of_terms(target: Sharded, one: Ledger, workload: Workload, sharing: Sharing, stored: int) -> Iterator[Duplicate]:
+    """Yield the duplicates in metrics of which some terms of a module's formula are divided and others are not.
+
+    A rank evaluates the formula of one device with its own numbers of the sizes that ranks divide, such as heads. What
+    is left of it without any of these sizes, every rank has in full. What
+    collectives add, :meth:`Sharing.added_by_collectives` says.
+
+    Args:
+        stored: bytes of parameters that all ranks together store.
+    """
+    mesh, config = workload.mesh, target.info().symbols
+    alone = _values(target, replace(workload, inputs=_of_one(workload)))
+    ranks = [r for r in range(mesh.world // mesh.pp) if not mesh.coordinates(r).tp]
+    each = [_values(target, replace(workload, inputs={**workload.inputs, RANK: r})) for r in ranks]
+    held, done = sharing.by_terms(one)
+    common = {**config, **shared_values(alone.values())}
+    for stage, metric in (*(("", m) for m in held), *((s, m) for s in one.stages for m in done)):
+        if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:
+            continue
+        copies: Counter[str] = Counter()
+        nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
+        terms = Counter((n.role, n.invocation, n.exprs[metric]) for n in nodes if metric in n.exprs)
+        for (role, call, expr), alike in terms.items():
+            if stage:
+                whole, parts = alone[stage, call], [of.get((stage, call)) for of in each]
+            else:
+                whole, parts = common, [common] * len(each)
+            known = [{**config, **of} for of in parts if of is not None]
+            for why, amount in sharing.excess(role, metric, expr, {**config, **whole}, known):
+                copies[why] += alike * amount
+        for why, amount in sharing.added_by_collectives(one, stage, metric, FLOAT_BYTES[workload.dtype], stored):
+            copies[why] += amount
+        for why, amount in copies.items():
+            if amount:
+                yield Duplicate(why, stage, metric, amount, bytes_of(metric, amount))
+
+
+def _values(target: Sharded, run: Workload) -> dict[tuple[str, str], SymbolValues]:
+    return {(c.stage, c.id): c.symbols for c in target.invocations(run)}
 
 
 def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Answer:

@@ -12,7 +12,7 @@ from typing import Final
 from costproof.ledger.capture import Padding, WholeModel
 from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.mesh import EP_BATCHES, Parallel
-from costproof.ledger.metrics import EVERY_METRIC, FVCORE, METRICS, PEAK_METRICS, Metric
+from costproof.ledger.metrics import COMM, EVERY_METRIC, FVCORE, METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import largest
 from costproof.ledger.plural import plural
 from costproof.reports.document import (
@@ -89,9 +89,9 @@ ROUTED: Final = (
 )
 SUMS: Final = (
     "Of these metrics all ranks together have what one device has for the same batch, and these copies; nothing is left"
-    " over: {metrics}. The sums of other metrics, such as the operations and the tensors of norms and additions, which"
-    " every rank repeats, are not split into copies."
+    " over: {metrics}."
 )
+NOT_SUMMED: Final = " The sums of other metrics are not split into copies: {metrics}."
 
 
 def document(found: Results, form: Form) -> Document:
@@ -346,8 +346,12 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
 
 def _sums(found: Parallel) -> str:
     """Return the sentence that names the metrics whose sums over ranks the copies explain."""
-    named = [EVERY_METRIC[metric].title for metric in EVERY_METRIC if metric in found.summed]
-    return SUMS.format(metrics=", ".join(named))
+    known = {metric for costs in found.ranks[0].stages.values() for metric in costs} - {*COMM}
+    named, others = (
+        [i.title for m, i in EVERY_METRIC.items() if m in of] for of in (found.summed, known - {*found.summed})
+    )
+    more = NOT_SUMMED.format(metrics=", ".join(others)) if others else ""
+    return SUMS.format(metrics=", ".join(named)) + more
 
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:

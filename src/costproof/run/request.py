@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.mesh import of_mesh
 from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, RunOptions, run_options
 from costproof.ledger.workload import Workload
 from costproof.models.proof import Proves
@@ -131,6 +132,8 @@ def request(
     options.update({name: given.pop(name) for name in OPTIONS if name in given})
     with collect_problems(problems):
         changes["run"] = run_options(options, place)
+    if verb in VERBS:
+        problems += _without_effect(before, verb, given, changes[verb], place)
     workload, preset = given.pop("workload", before.workload), given.pop("preset", None)
     if not isinstance(workload, NamedSettings):
         clash = sorted({*given, *(["preset"] if preset is not None else [])})
@@ -148,6 +151,31 @@ def request(
     if problems:
         raise problems[0] if len(problems) == 1 else Problems("invalid run request", problems)
     return replace(before, **changes, workload=workload)
+
+
+def _without_effect(
+    before: RunRequest, verb: str, given: Mapping[str, Any], own: Mapping[str, TypedValue], place: ChoicePlace
+) -> Iterator[BadInput]:
+    """Yield an error for each choice that a proof or a derivation, which has sizes and meshes of its own, would ignore.
+
+    Args:
+        given: choices that are not settings of the command, or of a run.
+        own: settings of the command.
+    """
+    known = {s.name for s in target_factory(before.target).settings()} | {"preset", "workload"}
+    named = [name for name in given if name in known]
+    if isinstance(before.workload, NamedSettings):
+        values = before.workload.values
+    else:
+        values = {name: size for name, size in before.workload.inputs.items() if size is not None}
+    named += [name for name, size in values.items() if of_mesh(name) and size not in (1, own.get(name))]
+    expected = ", ".join(sorted(s.name for s in (*VERBS[verb], *settings(before.target, verb))))
+    for name in named:
+        what = f"costproof {verb} holds for all sizes, and takes no settings of a workload"
+        if of_mesh(name):
+            what = f"costproof {verb} has no setting for several devices" if name not in expected.split(", ") else (
+                f"costproof {verb} takes devices as a setting of its own")  # fmt: skip
+        yield BadInput(what, where=place(name), expected=f"one of {expected}", got=given.get(name, values.get(name)))
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -6,22 +6,24 @@ by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a sym
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 import sympy
 
+from costproof.algebra.evaluation import SymbolValues, compile_expression
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.estimate.routing import RoutedLayers, prompt_pairs, splits_of
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, FSDP_CP, PLAN, Mesh, shard, stage_layers
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
+from costproof.ledger.node import Ledger, bearing
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.plans import OWN, SharedDecoder, by_heads, named_plan, routed_layers, split_parts
-from costproof.models.target import SEQUENCE_COPIES
+from costproof.models.target import DATA_COPIES, OF_MEMORY, OF_WORK, SEQUENCE_COPIES
 
 if TYPE_CHECKING:
     from costproof.analytic.compose import ModulePart, StackCall
@@ -220,6 +222,8 @@ class Shards:
     """Whether the rank caches the new tokens of decode steps."""
     by_heads: bool = False
     """Whether each rank that shares a sequence attends to all positions with some heads, and caches these heads."""
+    tables: tuple[int, ...] = (1, 1)
+    """Number of rotary tables that the layers of the model read, and that those of each pipeline stage read."""
     uneven: bool = False
     """Whether ranks have unequal numbers of sequences, because ``dp`` does not divide the batch."""
 
@@ -246,7 +250,7 @@ class Shards:
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
             keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
-            uneven=bool(workload.gathered_batches),
+            uneven=bool(workload.gathered_batches), tables=_tables(config, style, mesh.pp),
         )  # fmt: skip
 
     @property
@@ -300,8 +304,8 @@ class Shards:
         if role == "text.embedding" and self.tied:
             times = 1 if "head" in self.plan.split else self.mesh.tp
             rows = _padded(self.vocab, self.plan.multiple) if times == 1 else self.vocab
-            return times * rows * self.hidden, "tables of tied output projections on the last stage"
-        return (self.mesh.tp - 1) * dict(self.biased).get(role, 0), "biases added after a sum over ranks"
+            return times * rows * self.hidden, TIED
+        return (self.mesh.tp - 1) * dict(self.biased).get(role, 0), BIASES
 
     @property
     def last(self) -> bool:
@@ -443,6 +447,193 @@ class Shards:
             return self.mesh.tp, _why_whole(role, part, latent=latent)
         return (self.copies, KV_COPIES) if of_kv else (1, "")
 
+    def by_terms(self, one: Ledger) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
+        """Return the metrics of memory and of work whose duplicates :meth:`excess` gives."""
+        held = OF_MEMORY[:1] if self.mesh.fsdp > 1 else OF_MEMORY
+        if self.exchanges:  # whose numbers of rows depend on the routing
+            return OF_MEMORY[1:], ()
+        return held, ("calls", "weight_read_bytes") if self.mesh.cp > 1 else OF_WORK
+
+    def added_by_collectives(
+        self, one: Ledger, stage: str, metric: str, item: int, stored: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yield what collectives add to a cost of all ranks, and copies of a tied table, by cause.
+
+        Args:
+            one: evaluated formulas of one device.
+            item: bytes of an element.
+            stored: bytes of parameters that all ranks together store.
+        """
+        tp, pp = self.mesh.tp, self.mesh.pp
+
+        def total(role: str, of: str) -> int:
+            found = bearing((n for n in one.nodes if n.role == role and (not stage or n.stage == stage)), of)
+            return sum(n.cost(of) or 0 for n in found)
+
+        if metric == "input_bytes":  # the hidden states that the last norm reads, sent by each stage but the last
+            yield "hidden states that stages send", (pp - 1) * tp * total("text.norm", metric)
+        if metric == "vector_flops":
+            prompt = self.plan.sequence and stage == STAGES[0]
+            for role in ("text.layer.attention.out", "text.layer.mlp.down"):
+                if dict(self.biased).get(role) and tp > 1:
+                    yield BIASES, (1 if prompt else tp) * total(role, "output_bytes") // item
+        if metric == "weight_read_bytes" and self.mesh.fsdp > 1:
+            yield "parts of parameters that ranks read to gather them", stored * (one_calls(one, stage))
+        if metric in OF_MEMORY and self.tied:
+            held, both = total("text.embedding", metric), self.mesh.dp * self.mesh.cp * self.mesh.fsdp
+            if metric == "resident_bytes":
+                held -= total("text.embedding", "buffer_bytes")
+            rows = _padded(self.vocab, self.plan.multiple)
+            every = held * rows // self.vocab if "head" in self.plan.split else held * tp
+            yield TIED, every * both
+
+    def excess(
+        self, role: str, metric: str, expr: str, one: SymbolValues, ranks: Sequence[SymbolValues]
+    ) -> Iterator[tuple[str, int]]:
+        """Yield what all ranks have more of a cost than one device, by cause.
+
+        Args:
+            role: of a module, as formulas name it.
+            expr: formula of its cost on one device.
+            one: values of the formula's symbols on one device.
+            ranks: those on the first rank of each group with one batch.
+        """
+        formula, mesh, tp = compile_expression(expr), self.mesh, self.mesh.tp
+
+        def cost(values: SymbolValues) -> int:
+            return int(formula.run(values))
+
+        part, own = part_of(role), self._own_sizes(role, metric, one)
+        if self._divides_tokens(role, metric, one):
+            own = tuple({**sizes, "S": one["S"] // tp} for sizes in own)
+        absent, alone = dict.fromkeys(own[0], 0), cost(one)
+
+        def of_group(values: SymbolValues) -> int:
+            return sum(cost({**values, **sizes}) for sizes in own)
+
+        if part == "experts" and mesh.batches > 1:
+            yield from self._copies_of_shared(role, metric, cost, one, ranks, of_group)
+            return
+        whole, every, heads = cost({**one, **absent}), of_group(one), 0
+        if "text_kv_heads" in own[0]:
+            named = ({**one, **absent, "text_kv_heads": n} for n in (own[0]["text_kv_heads"], one["text_kv_heads"]))
+            of_rank, of_all = (cost(values) - whole for values in named)
+            heads = tp * of_rank - of_all
+            yield KV_COPIES, heads
+        yield self._repeated(role, metric), (tp - 1) * whole
+        yield self._uneven(part, metric), every - alone - (tp - 1) * whole - heads
+        again = sum(map(of_group, ranks))
+        if self.by_heads and role == "text.layer.attention" and metric == "weight_read_bytes":
+            again //= mesh.cp  # each rank reads the sinks of its heads
+        again -= every
+        yield DATA_COPIES if mesh.cp == 1 else SEQUENCE_COPIES, again
+        if role == "text.rotary" or (metric == "calls" and role in ("root", "text")):
+            alone, *stages = self.tables if metric == "output_bytes" else (1,) * (mesh.pp + 1)
+            yield self._repeated(role, metric), (every + again) * (sum(stages) - alone) // alone
+        if role == "lm_head" and metric == "output_bytes" and "head" in self.plan.split:
+            rows = sum(shard(_padded(self.vocab, self.plan.multiple), tp, 0)) * tp
+            yield "logits that every rank gathers", (tp - 1) * every
+            yield self._uneven(part, metric), alone * tp * rows // self.vocab - tp * every
+
+    def _divides_tokens(self, role: str, metric: str, one: SymbolValues) -> bool:
+        """Return whether ranks divide the tokens of what a prompt costs in a module (sequence parallelism)."""
+        if not self.plan.sequence or self.mesh.tp == 1 or "N" in one or metric not in OF_WORK:
+            return False
+        if metric == "output_bytes" and role in _REDUCED:  # which end with a reduce-scatter
+            return True
+        return role in OF_OWN_TOKENS and not (metric == "output_bytes" and role in _BEFORE_SPLIT)
+
+    def _copies_of_shared(
+        self, role: str, metric: str, cost: Callable[[SymbolValues], int], one: SymbolValues,
+        ranks: Sequence[SymbolValues], of_group: Callable[[SymbolValues], int],
+    ) -> Iterator[tuple[str, int]]:  # fmt: skip
+        """Yield the result of :meth:`excess` for experts that ranks with several batches share.
+
+        A rank's experts process the tokens of all these batches; what enters and leaves the module are its own tokens.
+        """
+        size = self.mesh.batches
+        groups = [ranks[i : i + size] for i in range(0, len(ranks), size)]
+        if metric in OF_MEMORY:
+            every = size * of_group(one)
+            yield self._uneven("experts", metric), every - cost(one)
+            yield DATA_COPIES, (len(groups) - 1) * every
+            return
+        gathered = [{**of, "B": sum(x["B"] for x in group)} for group in groups for of in group]
+        own, rows = 0, sum(map(of_group, gathered))
+        if metric in _REPEATED and role == "text.layer.experts":
+            outside = [{**of, "text_moe": 0} for of in (*ranks, *gathered, one)]
+            own = sum(map(of_group, outside[: len(ranks)]))
+            rows -= sum(map(of_group, outside[len(ranks) : -1]))
+            alone = cost(outside[-1])
+            yield _REPEATED[metric], own - alone
+            yield self._repeated(role, metric), rows - cost(one) + alone
+        else:
+            name = self._uneven("experts", metric) if metric in _OF_WEIGHTS else self._repeated(role, metric)
+            yield name, rows - cost(one)
+
+    def _uneven(self, part: Part | None, metric: str) -> str:
+        """Return the name of what ranks have more of a divided cost, where parts are not equal shares."""
+        if part == "experts" and metric in ("params_active", "weight_read_bytes"):
+            return "experts that tokens of a rank choose at most"
+        padded = part in ("embedding", "head") and self.plan.multiple > 1
+        return "padding of the vocabulary" if padded else "padding of uneven shards"
+
+    def _own_sizes(self, role: str, metric: str, sizes: Mapping[str, int]) -> tuple[dict[str, int], ...]:
+        """Return, for each rank of a ``tp`` group, its own numbers of the sizes in a module's cost that ranks divide.
+
+        Args:
+            role: of a module, as formulas name it.
+            metric: of the cost; of a rank's experts at most all are active.
+            sizes: numbers of the configuration by symbol.
+        """
+        tp, ep = self.mesh.tp, self.mesh.ep
+        heads = role.endswith((".attention.q_norm", ".attention.k_norm")) and not self.latent
+        part = "attention" if heads else part_of(role)
+        own: dict[str, int] = {}
+        if part == "experts" and ep > 1:
+            own = {"text_experts": sizes["text_experts"] // ep}
+            if metric == "params_active":
+                own["text_topk"] = min(sizes["text_topk"], own["text_experts"])
+        elif part not in self.plan.split:
+            pass
+        elif part == "attention":
+            kv_heads = max(1, self.kv_heads // tp)
+            own = {"text_heads": sizes["text_heads"] // tp, **({} if self.latent else {"text_kv_heads": kv_heads})}
+        elif part in ("embedding", "head"):
+            padded = _padded(self.vocab, self.plan.multiple)
+            rows = (shard(padded, tp, rank) for rank in range(tp))
+            return tuple({"text_vocab": stop - start} for start, stop in rows)
+        elif part == "mlp":
+            own = {"text_intermediate": sizes.get("text_intermediate", 0) // tp}
+        elif part == "experts" or sizes["text_moe"] % tp == 0:
+            own = {"text_moe": sizes["text_moe"] // tp}
+        else:
+            own = {"text_shared": sizes["text_shared"] // tp}
+        return (own,) * tp
+
+    def _repeated(self, role: str, metric: str) -> str:
+        """Return the name of the part of a module's cost that every rank of a ``tp`` group has in full."""
+        part = part_of(role)
+        if metric == "calls":
+            return "calls of modules that several ranks run"
+        if role == "root":
+            return "work on the logits of all entries"
+        if role in ("text", "text.layer") or (role == "text.layer.mlp" and part in self.plan.split):
+            return "additions and other work between modules"
+        if part == "experts" and self.mesh.ep > 1 and metric not in _OF_WEIGHTS:
+            return ROWS_ELSEWHERE
+        if role.endswith(_LATENTS) and self.latent:
+            return _why_whole(role, part, latent=True)
+        if part is None or part not in self.plan.split:
+            return _why_whole(role, part, latent=False)
+        if self.latent and role == "text.layer.attention" and metric in ("output_bytes", "kv_read_bytes"):
+            return _why_whole(role, part, latent=True)
+        if metric in _OF_WEIGHTS:
+            return "rows that every rank looks up" if part == "embedding" else BIASES
+        if role == "text.layer.attention" and metric == "input_bytes":
+            return "tables and masks that the attention of every rank reads"
+        return _REPEATED.get(metric, "work of split modules on whole tensors")
+
     def vocabulary(self, part: Part) -> Size:
         """Return how many vocabulary entries a rank holds of a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
@@ -488,7 +679,7 @@ class Shards:
     def _of_experts(self, metric: str) -> tuple[int, str]:
         """Return the result of :meth:`held_by` for experts, each of which is whole on one rank of a group."""
         if metric in ("flops", KEPT_FLOPS) and not self.exchanges:
-            return self.mesh.ep, "rows of experts of other ranks, which the kernel gets and skips"
+            return self.mesh.ep, ROWS_ELSEWHERE
         return 1, ""
 
     def padded_vocabulary(self) -> Size:
@@ -639,6 +830,16 @@ _REDUCED: Final[Mapping[str, Part]] = {
 
 
 KV_COPIES: Final = "key/value heads that several ranks hold"
+BIASES: Final = "biases added after a sum over ranks"
+TIED: Final = "tables of tied output projections on the last stage"
+ROWS_ELSEWHERE: Final = "rows of experts of other ranks, which the kernel gets and skips"
+_OF_WEIGHTS: Final = frozenset({*OF_MEMORY, "weight_read_bytes"})
+_REPEATED: Final[Mapping[str, str]] = {
+    "input_bytes": "inputs of split modules, which every rank reads",
+    "output_bytes": "results of split modules, which every rank writes",
+    "unfused_bytes": "tensors of split modules that every rank has whole",
+}
+"""Names of the part of a split module's cost that every rank has in full, by metric."""
 _LATENTS: Final = (".q_down", ".q_norm", ".kv_down", ".kv_norm")
 """Suffixes of the roles of modules that compute latents, which every rank needs in full."""
 
@@ -675,6 +876,20 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
     if part is not None:
         return f"{part}, which the plan leaves whole"
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
+
+
+def _tables(config: SharedDecoder, style: DecoderStyle | None, stages: int) -> tuple[int, ...]:
+    """Return :attr:`Shards.tables`: layers read a table for each kind of window."""
+    if stages == 1:
+        return 1, 1
+    windows, most = config.windows() or (0,) * config.layers, 1 if style is None else style.rotary_tables
+    parts = range(config.layers), *(stage_layers(config.layers, stages, stage) for stage in range(stages))
+    return tuple(min(most, len({windows[i] for i in part})) for part in parts)
+
+
+def one_calls(one: Ledger, stage: str) -> int:
+    """Return how often a stage is called."""
+    return sum(n.cost("calls") or 0 for n in one.nodes if n.stage == stage and n.role == "text")
 
 
 def _mixtures(config: SharedDecoder, style: DecoderStyle | None) -> RoutedLayers | None:
