@@ -229,7 +229,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(sharding.Shards, "_repeated", lambda self, role, metric: "routers"), "llama-3.1-8b", {"tp": 2},
     ),
     "hidden states of stages left out": (
-        _replaced(sharding.Shards, "exchanged", lambda *of: iter(())), "llama-3.1-8b", {"pp": 2},
+        _replaced(sharding.Shards, "added_by_collectives", lambda *of: iter(())), "llama-3.1-8b", {"pp": 2},
     ),
     "no size is divided": (
         _replaced(sharding.Shards, "_own_sizes", lambda self, role, metric, sizes: ({},) * self.mesh.tp),

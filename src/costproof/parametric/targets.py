@@ -351,8 +351,8 @@ def _of_terms(target: Sharded, one: Ledger, workload: Workload, sharing: Sharing
     """Yield the duplicates in metrics of which some terms of a module's formula are divided and others are not.
 
     A rank evaluates the formula of one device with its own numbers of the sizes that ranks divide, such as heads. What
-    is left of it without any of these sizes, every rank has in full. What
-    collectives add, :meth:`Sharing.added_by_collectives` says.
+    is left of it without any of these sizes, every rank has in full. :meth:`Sharing.added_by_collectives` gives what
+    collectives add.
 
     Args:
         stored: bytes of parameters that all ranks together store.
