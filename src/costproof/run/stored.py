@@ -387,7 +387,8 @@ def _check_further(
         ReadingsDiffer: they have other weights.
     """
     h, vocabulary = config.hidden_size, config.vocab_size
-    sizes = {"h": h, "h 2h": 2 * h * h, "V h": vocabulary * h}
+    shapes = {"h": (h,), "h 2h": (h, 2 * h), "V h": (vocabulary, h)}
+    sizes = {name: prod(shape) for name, shape in shapes.items()}
     layers: defaultdict[int, Counter[str]] = defaultdict(Counter)
     dtype = ""
     for path, tensor in _weights(main):
@@ -409,6 +410,12 @@ def _check_further(
         part = path.removeprefix(beginning)
         part = re.sub(r"^layers\.\d+\.", "", part) + (f" in {tensor.dtype}" if "plain" in outside.get(part, "") else "")
         got[part] += tensor.count * (tensor.stands_for or prod(tensor.shape))
+        shape = shapes.get(outside.get(part.removesuffix(f" in {dtype}"), "").removesuffix(", plain"))
+        if shape is not None and not tensor.stands_for and tensor.shape != shape:
+            raise ReadingsDiffer(
+                "MTP modules (--mtp) differ from those in published headers", where=tensor.name,
+                expected=str([*shape]), got=str([*tensor.shape]), fix=_REPORT,
+            )  # fmt: skip
     differing = min((part for part in {*expected, *got} if expected[part] != got[part]), default=None)
     if differing is not None:
         raise ReadingsDiffer(
