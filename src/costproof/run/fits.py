@@ -329,8 +329,8 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
     if (blocked := _blocked_cache(read.target, found.workload)) is not None:
         found = _in_blocks(found, blocked, peaks)
     for stage in stages:
-        size = peaks[stage.id] if stage.id in peaks else None
-        check_recounts([Recount("memory", f"graph of {stage.id}", "live_bytes", stage.live_bytes or 0, size or 0)])
+        held = [size for of, size in peaks.items() if of == stage.id]
+        check_recounts([Recount("memory", stage.id, "live_bytes", stage.live_bytes or 0, sum(n or 0 for n in held))])
     known = [stage.live_bytes for stage in stages]
     live = max((n for n in known if n is not None), default=None) if None not in known else None
     notes = found.notes if live is None else tuple(note for note in found.notes if not note.startswith(_NO_FORMULA))
