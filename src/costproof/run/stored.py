@@ -410,11 +410,11 @@ def _check_further(
         part = path.removeprefix(beginning)
         part = re.sub(r"^layers\.\d+\.", "", part) + (f" in {tensor.dtype}" if "plain" in outside.get(part, "") else "")
         got[part] += tensor.count * (tensor.stands_for or prod(tensor.shape))
-        shape = shapes.get(outside.get(part.removesuffix(f" in {dtype}"), "").removesuffix(", plain"))
-        if shape is not None and not tensor.stands_for and tensor.shape != shape:
+        known = shapes.get(outside.get(part.removesuffix(f" in {dtype}"), "").removesuffix(", plain"))
+        if known is not None and not tensor.stands_for and tensor.shape != known:
             raise ReadingsDiffer(
                 "MTP modules (--mtp) differ from those in published headers", where=tensor.name,
-                expected=str([*shape]), got=str([*tensor.shape]), fix=_REPORT,
+                expected=str([*known]), got=str([*tensor.shape]), fix=_REPORT,
             )  # fmt: skip
     differing = min((part for part in {*expected, *got} if expected[part] != got[part]), default=None)
     if differing is not None:
