@@ -94,6 +94,17 @@ def test_a_limit_of_the_live_peak_is_that_of_a_search_by_graphs(folder: Path, ow
 
 
 @pytest.mark.usefixtures("one_process")
+def test_each_stage_has_the_peak_of_its_own_graph(folder: Path) -> None:
+    found = answer(folder, "batch=2,seq-len=10")
+    target = read_operand(f"hf:{folder}/c.json,seq-len=10").origin
+    assert isinstance(target, Exportable)
+    peaks = released_peaks(target, found.workload)
+    assert {stage.id: stage.live_bytes for stage in found.stages} == peaks
+    assert peaks["prefill"] > peaks["decode"]
+    assert (found.live_source, found.live_bytes) == ("graph", peaks["prefill"])
+
+
+@pytest.mark.usefixtures("one_process")
 def test_a_longest_text_of_the_model_is_shown_to_fit(folder: Path) -> None:
     """The context of 128 positions ends a text of 127 and a step, for which a graph is exported."""
     found = answer(folder, "batch=2,seq-len=10", WIDE)

@@ -93,6 +93,21 @@ def test_bytes_by_hand(llama: Fits) -> None:
     assert (llama.verdict, llama.exit_code) == ("fits", 0)
 
 
+@pytest.mark.parametrize(("text", "expected"), [(1, 128), (2, None), (4, 0), (9, 0)])
+def test_the_next_token_of_a_window(text: int, expected: int | None, tmp_path: Path) -> None:
+    """A window of 5 keeps 4 tokens: keys and values of 1 head of 16, 2 layers, 2 bytes.
+
+    After a prompt of 2, one of 3 is refused, since its two steps would reach the end of the window.
+    """
+    data = {
+        "model_type": "mistral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 5, "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    found = api.fits(f"hf:{tmp_path / 'config.json'},text_tokens={text},new_tokens=2", memory="10MB")
+    assert found.token_bytes == expected
+
+
 def test_limits_by_hand(llama: Fits) -> None:
     room = H100 - LASTING
     assert limit(llama, "batch", CACHE).at == room // (513 * TOKEN) + 1 == 951

@@ -17,6 +17,7 @@ from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
+from costproof.weights.stored import Stored, _cache_formats
 
 LAYERS, HEADS, WIDTH = 32, 8, 128
 """Of Llama-3.1-8B: heads are those of keys and values."""
@@ -95,6 +96,31 @@ def test_the_configuration_gives_the_default(tmp_path: Path, scheme: dict[str, A
     assert target.workload().inputs.get("kv_dtype") == kind
     assert "kv_dtype" not in target.workload(kv_dtype="run").inputs
     assert ("all of the cache" in counted_line(target.info(), target.workload())) is False
+
+
+@pytest.mark.parametrize(
+    ("beside", "kind"),
+    [
+        ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "fp8"),
+        ({"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}}, "nvfp4"),
+        ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, None),
+    ],
+)
+def test_a_file_beside_the_configuration_gives_the_default(
+    tmp_path: Path, beside: dict[str, Any], kind: str | None
+) -> None:
+    """``hf_quant_config.json`` of ModelOpt."""
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside), encoding="utf-8")
+    assert config(tmp_path, quant_method="").workload().inputs.get("kv_dtype") == kind
+
+
+def test_the_format_of_a_cache_is_read_twice() -> None:
+    text = {"text_config": {"quantization_config": {"kv_cache_scheme": {"type": "float", "num_bits": 8}}}}
+    integers = {"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}}
+    file = {"beside": {"hf_quant_config.json": {"quantization": {"kv_cache_quant_algo": "FP8"}}}}
+    for described, kind in ((text, "fp8"), (integers, None), (file, "fp8")):
+        assert Stored(described=json.dumps(described)).cache_dtype == kind
+        assert _cache_formats(described) == ({kind} if kind else set())
 
 
 def test_bits_of_an_element_with_its_scales() -> None:

@@ -469,6 +469,20 @@ def test_rows_that_are_refused(text: str, where: str, what: str) -> None:
     assert [(p.where, p.what) for p in caught.value.problems] == [(where, what)]
 
 
+@pytest.mark.parametrize(
+    ("rows", "chosen", "logits"),
+    [
+        ("9+2/all, 5/all", None, "all"), ("9+2/9, 1+4", None, "all"), ("9+2/all, 5", None, "last"),
+        ("9+2, 5", "all", "all"), ("3x1+7", None, "all"), ("9+2/8", "all", "last"),
+    ],
+)  # fmt: skip
+def test_logits_are_those_of_the_rows(rows: str, chosen: str | None, logits: str) -> None:
+    """``all`` if every position of every row has logits."""
+    target: Any = load_target("llama-3.1-8b")
+    given = {} if chosen is None else {"logits": chosen}
+    assert target.workload(rows=rows, **given).logits == logits
+
+
 def test_a_file_that_is_missing_is_named() -> None:
     with pytest.raises(BadInput, match="no such file"):
         rows_of("missing.jsonl", "last")

@@ -56,6 +56,18 @@ def test_nodes_of_an_integer_graph() -> None:
     assert found["sam[global]/(root)"].costs == {"calls": 1, "floor_bytes": 4 * (3 * 8 + 8 * 8 + 3 * 8)}
 
 
+def test_flops_in_another_dtype_than_the_run_stand_beside() -> None:
+    """Attention of 3 queries to 3 keys of width 8: two products of 2 x 3 x 3 x 8, and 6 for each of 9 scores."""
+    ops = []
+    for dtype in ("float32", "bfloat16"):
+        q, k, v, y = (value(1, 1, 3, 8, dtype=dtype) for _ in range(4))
+        ops.append(call("aten.scaled_dot_product_attention.default", [q, k, v], [y], module=dtype))
+    graph = Graph(tuple(ops), (), (), tuple(ModuleCall(dtype, 1, None, "Linear") for dtype in ("float32", "bfloat16")))
+    nodes = [n for n in account(cost_graph(graph), here, run_dtype="bfloat16").nodes if n.kind]
+    by_module = {n.module: {m: cost for m, cost in n.costs.items() if m.endswith("_flops")} for n in nodes}
+    assert by_module == {"float32": {"vector_flops": 54, "float32_flops": 288}, "bfloat16": {"vector_flops": 54}}
+
+
 def test_symbolic_graph_gives_expressions() -> None:
     found = {n.id: n for n in account(cost_graph(block(9 * sym("n"))), here).nodes}
     linear = found["sam[global]/0.proj:aten.linear"]

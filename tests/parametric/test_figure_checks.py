@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +30,7 @@ from costproof.parametric.cache_checks import _in_use
 from costproof.parametric.memory_checks import graph_recounts
 from costproof.parametric.targets import evaluate_formulas
 from costproof.parametric.time_checks import run_schedule
+from costproof.reports.roofline import roofline_csv
 from costproof.run.capture import _padding
 from costproof.storage import formats
 
@@ -472,6 +475,23 @@ QUANTISED: dict[str, tuple[type, Callable[[Any, Any], Any], dict[str, Any]]] = {
 """Formats whose unpacking no module shows without its library: class, mistaken FLOPs, settings."""
 
 
+def test_the_work_of_another_arithmetic_is_not_known(tmp_path: Path) -> None:
+    """An A100 has no peak of float8: weights are unpacked there, which needs other work than the scales of products."""
+    data = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "intermediate_size": 192,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64,
+        "max_position_embeddings": 64, "dtype": "bfloat16", "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    target = f"hf:{tmp_path / 'config.json'}@chat,text_tokens=7,new_tokens=2"
+    found = costproof.roofline(target, on="a100-sxm-80gb")
+    assert [(own.stage, own.flops, own.seconds) for own in found.unpacking] == [
+        ("prefill", None, None), ("decode", None, None),
+    ]  # fmt: skip
+    assert None not in {own.flops for own in costproof.roofline(target, on="h100-sxm").unpacking}
+
+
 @pytest.mark.parametrize("name", QUANTISED)
 def test_unpacking_is_counted_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, wrong, settings_of = QUANTISED[name]
@@ -489,6 +509,11 @@ def test_unpacking_is_counted_again(name: str, tmp_path: Path, monkeypatch: pyte
     found = costproof.roofline(target, on="h100-sxm")
     if kind is not formats.Mlx:  # which quantises the tables too
         assert [own.flops for own in found.unpacking] == [each, 2 * each]
+        rows = [row for row in csv.DictReader(io.StringIO(roofline_csv(found))) if row["level"] == "stage unpacking"]
+        shown = [(row["stage"], row["unpacking_flops"], row["at_vector_peak_s"]) for row in rows]
+        vector = 67 * 10**12  # float32, of the H100's data sheet
+        assert shown == [("prefill", str(each), str(Fraction(each, vector))),
+                         ("decode", str(2 * each), str(Fraction(2 * each, vector)))]  # fmt: skip
     monkeypatch.setitem(quantised_module._UNPACKING, kind, wrong)
     _forget_formulas()
     # Formulas of equal configurations are kept elsewhere, too.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from costproof.analytic.quantised import MatrixShape, parts_of
-from costproof.storage.formats import LinearShape
+from costproof.storage.formats import LinearShape, cache_tensors
 from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, read_scheme
 from costproof.storage.tensors import StoredTensor, totals
 
@@ -103,6 +103,77 @@ def test_bytes_are_those_counted_by_hand(name: str) -> None:
     assert totals(layout(of, rows, columns)).bytes == expected
     parts = parts_of(of.rules[-1].format, MatrixShape(rows, columns, has_bias=False, dtype="bfloat16"))
     assert sum(size for _, size in parts.values()) == expected
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+WEIGHT = ("weight", "F8_E4M3", (160, 224), "weight")
+BIAS = ("bias", "BF16", (160,), "bias")
+ACTORDER = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {
+    "targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
+                                       "symmetric": True, "actorder": "group"}}}}  # fmt: skip
+BESIDE_THE_LIBRARIES: dict[str, tuple[dict[str, Any], str, list[tuple[str, str, tuple[int, ...], str]]]] = {
+    # Headers of gpt-oss-20b: of an expert, blocks U8 [rows, columns / 32, 16] and scales U8 [rows, columns / 32].
+    "mxfp4": ({"quant_method": "mxfp4"}, "gpt_oss",
+              [("blocks", "U8", (160, 7, 16), "weight"), ("scales", "U8", (160, 7), "scale"), BIAS]),
+    # Headers of DeepSeek-V3, V3.1 and V4-Pro, and of Qwen3-8B-FP8; two blocks of rows and two of columns.
+    "V3": (FP8, "deepseek_v3", [WEIGHT, ("weight_scale_inv", "F32", (2, 2), "scale"), BIAS]),
+    "V3.1": ({**FP8, "scale_fmt": "ue8m0"}, "deepseek_v3",
+             [WEIGHT, ("weight_scale_inv", "F32", (2, 2), "scale"), BIAS]),
+    "V4": ({**FP8, "scale_fmt": "ue8m0"}, "deepseek_v4",
+           [WEIGHT, ("weight_scale_inv", "F8_E8M0", (2, 2), "scale"), BIAS]),
+    "qwen3": (FP8, "qwen3", [WEIGHT, ("weight_scale_inv", "BF16", (2, 2), "scale"), BIAS]),
+    "qwen2": (FP8, "qwen2", [WEIGHT, ("weight_scale_inv", "F32", (2, 2), "scale"), BIAS]),
+    "fp8, static": ({"quant_method": "fp8", "activation_scheme": "static"}, "llama",
+                    [WEIGHT, ("weight_scale_inv", "BF16", (), "scale"), ("activation_scale", "BF16", (), "scale"),
+                     BIAS]),
+    # compressed-tensors below 0.16: with actorder group, a group index for each column; 224 x 4 bits are 28 words.
+    "packed, ordered": (ACTORDER, "llama",
+                        [("weight_packed", "I32", (160, 28), "weight"), ("weight_shape", "I64", (2,), "table"),
+                         ("weight_scale", "BF16", (160, 7), "scale"), ("weight_g_idx", "I32", (224,), "index"), BIAS]),
+    # GPTQModel stores the bias of the model, in float16; 3 bits: 21 words of columns, 15 of rows.
+    "gptqmodel": ({"quant_method": "gptq", "bits": 3, "group_size": 32, "meta": {"quantizer": ["gptqmodel:2.0"]}},
+                  "llama", [("qweight", "I32", (21, 160), "weight"), ("qzeros", "I32", (7, 15), "zero point"),
+                            ("scales", "F16", (7, 160), "scale"), ("g_idx", "I32", (224,), "index"),
+                            ("bias", "F16", (160,), "bias")]),
+}  # fmt: skip
+"""Layouts of W [160, 224] with a bias that no library in ``quantised_libraries.json`` writes, tensor by tensor."""
+
+
+@pytest.mark.parametrize("name", BESIDE_THE_LIBRARIES)
+def test_tensors_that_no_library_in_the_table_writes(name: str) -> None:
+    description, model_type, expected = BESIDE_THE_LIBRARIES[name]
+    found = layout(scheme(description, model_type), 160, 224, bias=True)
+    assert [(t.name, t.dtype, t.shape, t.purpose) for t in found] == expected
+
+
+def test_scales_of_a_cache() -> None:
+    """ModelOpt: a float32 number in each projection; compressed-tensors: a vector of one in the attention."""
+    found = {kind: [(t.name, t.dtype, t.shape, t.purpose) for t in cache_tensors(kind, "BF16")]
+             for kind in ("modelopt", "compressed-tensors", "")}  # fmt: skip
+    assert found == {
+        "modelopt": [("k_proj.k_scale", "F32", (), "scale"), ("v_proj.v_scale", "F32", (), "scale")],
+        "compressed-tensors": [("k_scale", "BF16", (1,), "scale"), ("v_scale", "BF16", (1,), "scale")],
+        "": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("description", "model_type", "expected"),
+    [
+        (FP8, "deepseek_v3", "scales of blocks are F32, which no key says"),
+        (FP8, "qwen3", "scales of blocks are BF16, which no key says"),
+        ({"quant_method": "fp8"}, "llama", "scales are BF16, which no key says"),
+        ({**FP8, "scale_fmt": "ue8m0"}, "deepseek_v3",
+         "scales of blocks are F32, where scale_fmt may also mean powers of two in F8_E8M0"),
+        ({**FP8, "scale_fmt": "ue8m0"}, "deepseek_v4",
+         "scales of blocks are F8_E8M0, where scale_fmt may also mean powers of two in F32"),
+        (ACTORDER, "llama", "shapes of packed matrices are I64, which no key says"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "llama",
+         "a bias of zeros is stored for layers without one, as AutoGPTQ does"),
+    ],
+)  # fmt: skip
+def test_assumptions_on_dtypes(description: dict[str, Any], model_type: str, expected: str) -> None:
+    assert scheme(description, model_type).rules[-1].format.assumed() == (expected,)
 
 
 def test_sizes_may_be_symbols() -> None:

@@ -111,6 +111,17 @@ def test_fits_has_the_bytes_of_the_table(tmp_path: Path) -> None:
     assert any("stored --files" in note for note in found["notes"])
 
 
+def test_a_tensor_that_the_file_lacks_is_expected_in_float32(tmp_path: Path) -> None:
+    """256 x 256 weights of 4 bytes, which gguf-py writes without a quantisation; the others keep their types."""
+    file = write(tmp_path, {name: of for name, of in of_llama().items() if name != "blk.1.attn_q.weight"})
+    found = stored(configured(tmp_path), files=file)
+    assert found.headers is not None
+    assert [(d.name, d.expected, d.got, d.bytes) for d in found.headers.differences] == [
+        ("blk.*.attn_q.weight", "1 x F32 [256, 256]", "", -4 * 256 * 256),
+    ]
+    assert found.formats == ("GGUF F32", "GGUF Q4_K", "GGUF Q8_0")
+
+
 def test_modules_for_further_tokens_are_not_counted(tmp_path: Path) -> None:
     """The layout has none of their tensors, so a file states a total without them, and --mtp is refused."""
     target, file = configured(tmp_path, num_nextn_predict_layers=1_000), write(tmp_path, of_llama())

@@ -126,6 +126,17 @@ def test_the_module_of_qwen3_next_by_hand(tmp_path: Path) -> None:
     assert not any(name.startswith("model.layers") for name in found)
 
 
+def test_shapes_of_the_module_for_further_tokens(tmp_path: Path) -> None:
+    """Header of Qwen3-Next: ``mtp.fc.weight`` has a row for each of 40 and two times 40 columns; norms have 40."""
+    (tmp_path / "config.json").write_text(json.dumps(NEXT), encoding="utf-8")
+    found = {part.name: part.shape for part in stored(f"hf:{tmp_path}", next_token=1).parts}
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    assert {name: found[f"mtp.{name}.weight"] for name in ("fc", *norms)} == {
+        "fc": (40, 80),
+        **dict.fromkeys(norms, (40,)),
+    }
+
+
 def test_rules_see_the_names_of_the_module_for_further_tokens(tmp_path: Path) -> None:
     """In fp8 the projection has a scale too, unless a list has its name; a list of ``mtp`` leaves all of it."""
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head", "mtp.fc"]}

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from costproof.algebra.evaluation import evaluate
 from costproof.api import count
+from costproof.ledger.errors import Bug
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import AttentionKind
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
@@ -451,17 +452,23 @@ def test_a_peak_in_symbols_is_that_of_other_sizes(name: str) -> None:
         for b, s, n in ((2, 24, 2), (3, 41, 5))
     )
     known = {i.stage: {**target.info().symbols, **i.symbols} for i in target.invocations(other)}
-    forms = {call.stage: call.form for call in call_peaks(target, run, eager=False)}
+    found = [*call_peaks(target, run, eager=False)]
+    forms = {call.stage: call.form for call in found}
+    given = {call.stage: call.given for call in found}
     for _, of in calls(target, other):
         graph = peaks_of(of, eager=False).graph
         assert graph is not None
         assert evaluate(forms[of.stage], known[of.stage]) == graph.bytes
+        inputs = sum(tensor.bytes for tensor in graph.alive if not tensor.operator)
+        assert evaluate(given[of.stage], known[of.stage]) == inputs
 
 
 def test_a_peak_in_symbols_that_does_not_hold_here_is_not_told() -> None:
     found = peaks_of(job(Mlp(functional.gelu), 2, 3, 4))
     kept = with_symbolic_peak(found, SymbolicPeak("432*B", "48*B"), {"B": 2})
     assert (kept.form, kept.given, kept.notes) == ("432*B", "48*B", ())
+    with pytest.raises(Bug, match="given"):  # an input of 2 x 3 x 4 numbers in float32
+        with_symbolic_peak(found, SymbolicPeak("432*B", "44*B"), {"B": 2})
     other = with_symbolic_peak(found, SymbolicPeak("432*B", "48*B"), {"B": 3})
     assert other.form == ""
     unknown = with_symbolic_peak(found, SymbolicPeak("432*B", "48*B"), {"S": 2})

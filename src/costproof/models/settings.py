@@ -399,6 +399,10 @@ def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:
     given[ROWS_INPUT] = ",".join(row.text for row in rows)
     every = all(row.logits == row.new for row in rows)
     given["logits"] = chosen if chosen not in (None, "all", "last") else "all" if every else "last"
+    if chosen in (None, "all", "last"):
+        without = sum(row.count * (row.new - row.logits) for row in rows)
+        where = "logits at each of the positions"
+        check_recounts([Recount("rows of the batch", where, "are", given["logits"] == "all", without == 0)])
 
 
 _Numbers = tuple[Any, Any, Any, Any]

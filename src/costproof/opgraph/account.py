@@ -6,7 +6,7 @@ FLOPs and bytes that another algorithm for the same result can skip are counted 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -34,7 +34,7 @@ from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, V
 from costproof.opgraph.kept import KeptWork, PairCounter, kept_work
 from costproof.opgraph.merge import evidence, merge_unknown
 from costproof.opgraph.regions import RegionTraffic
-from costproof.opgraph.reuse import AvoidableTraffic, PackedReads, avoidable_recounts, floors, hidden_again
+from costproof.opgraph.reuse import AvoidableTraffic, PackedReads, avoidable_recounts, floors, hidden_again, in_numbers
 from costproof.opgraph.rules.attention import is_flash
 from costproof.opgraph.rules.collectives import ranks_of
 from costproof.opgraph.rules.cost import OpCost
@@ -164,6 +164,8 @@ def account(
                 once += [moved_once] if metric == SPARED_AT_FLOOR else []
     if spared is not None:
         check_recounts(avoidable_recounts(spared, by_module, once))
+    if run_dtype is not None:
+        check_recounts(_dtype_recounts(costed, sums.values(), run_dtype))
     owners = {call.module: call.class_name for call in graph.calls}
     values = (v for op in graph.ops for v in (*op.tensors, *op.outputs))
     symbolic = any(not isinstance(size, int) for value in values for size in value.shape)
@@ -177,6 +179,22 @@ def account(
         owner = owners.get(key[2], "")
         nodes.append(CostNode(*key, costs, exprs, owner, evidence=evidence(labels.get(key, ()))))
     return AccountedGraph(tuple(nodes), merge_unknown(unknown))
+
+
+def _dtype_recounts(
+    costed: CostedGraph, found: Iterable[Mapping[Metric, list[Size | None]]], run_dtype: str
+) -> Iterator[Recount]:
+    """Yield second counts of the FLOPs in each dtype besides the run's, over all operators, in place of by node."""
+    again: dict[str, list[Size]] = {}
+    for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
+        if not isinstance(cost, UnknownCost) and cost.comm is None:
+            again.setdefault(arithmetic_dtype(op), []).append(cost.flops)
+    again.pop(run_dtype, None)
+    nodes = [*found]
+    for dtype in ARITHMETIC:
+        counted = [size for node in nodes for size in node.get(f"{dtype}_flops", ()) if size is not None]
+        sums = (in_numbers(total(sizes)) for sizes in (counted, again.get(dtype, ())))
+        yield Recount("graph", "all nodes", f"{dtype}_flops", *sums)
 
 
 def _avoidable_traffic(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> AvoidableTraffic | None:

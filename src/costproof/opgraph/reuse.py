@@ -123,13 +123,13 @@ def avoidable_recounts(
                 narrow = one.value.id in spared.halved and one.value.dtype == "float32"
                 needed.append(prod((one.nbytes, sympy.Rational(1, 2))) if narrow else one.nbytes)
         if found != 0 or needed != [one.nbytes for one in moved.every]:
-            again = _in_numbers(moved.bytes) - _in_numbers(total(needed))
-            yield Recount("graph", module or "(root)", SPARED, _in_numbers(found), again)
-    more = _in_numbers(total(floor)) - _in_numbers(total(every))
+            again = in_numbers(moved.bytes) - in_numbers(total(needed))
+            yield Recount("graph", module or "(root)", SPARED, in_numbers(found), again)
+    more = in_numbers(total(floor)) - in_numbers(total(every))
     yield Recount("graph", SPARED_AT_FLOOR, "more than of the modules", max(0, more), 0)
 
 
-def _in_numbers(size: Size) -> int:
+def in_numbers(size: Size) -> int:
     """Return the value of a size at 60 for every symbol, so that divisions by small factors have no remainder."""
     return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, 60)))
 

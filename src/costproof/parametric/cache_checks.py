@@ -54,7 +54,11 @@ def cache_recounts(model: WithFormulas, run: Workload, found: Fits) -> Iterator[
         if all(live.get(stage) is not None for stage in surplus):
             most = max((live[stage] or 0) + size for stage, size in surplus.items())
             yield Recount("memory", "blocks", "blocked_live_bytes", found.blocked_live_bytes or 0, most)
-    if found.token_bytes is None or not run.own_batch:
+    if not run.own_batch:
+        return
+    if found.token_bytes is None:
+        solved = mesh.one and any(limit.setting == "text_tokens" for limit in found.limits)
+        yield Recount("memory", "a token of a sequence", "is not known", solved and _has_next(model, run), False)
         return
     with suppress(CostproofError):  # the model refuses one of these lengths
         one = replace(run, batch=mesh.dp * mesh.fsdp)
@@ -66,6 +70,15 @@ def cache_recounts(model: WithFormulas, run: Workload, found: Fits) -> Iterator[
             every = first * run.own_batch * (run.past + run.text_tokens + run.new_tokens)
             more = found.cache_bytes - every if found.token_bytes == first else max(0, found.cache_bytes - every)
             yield Recount("memory", f"rank {run.rank}, token by token", "cache_bytes", every + more, every)
+
+
+def _has_next(model: WithFormulas, run: Workload) -> bool:
+    """Return whether the model takes one more text token, which adds as many bytes to each sequence."""
+    longer = replace(run, text_tokens=run.text_tokens + 1)
+    with suppress(CostproofError):
+        model.check(longer)
+        return (cache_held(model, longer) - cache_held(model, run)) % run.own_batch == 0
+    return False
 
 
 _HEAD_BITS: Final[dict[str, tuple[int, int, int]]] = {

@@ -329,6 +329,9 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
     stages = tuple(replace(stage, live_bytes=peaks.get(stage.id)) for stage in found.stages)
     if (blocked := _blocked_cache(read.target, found.workload)) is not None:
         found = _in_blocks(found, blocked, peaks)
+    for stage in stages:
+        held = [size for of, size in peaks.items() if of == stage.id]
+        check_recounts([Recount("memory", stage.id, "live_bytes", stage.live_bytes or 0, sum(n or 0 for n in held))])
     known = [stage.live_bytes for stage in stages]
     live = max((n for n in known if n is not None), default=None) if None not in known else None
     notes = found.notes if live is None else tuple(note for note in found.notes if not note.startswith(_NO_FORMULA))

@@ -197,7 +197,8 @@ def roofline(
     has_work = not other and shared == 1 and arithmetic.instead is None and UNPACKING in folded.metrics
     works = ((s.id, folded.total(UNPACKING, s.id) if has_work else None) for s in stages)
     unpacking = tuple(unpacking_time(device, *work) for work in works) if stored else ()
-    plain = has_work and math is None and routing == "bound" and mesh.ep == 1
+    same = (arithmetic, dtype) == arithmetic_of(folded, run_dtype, math)
+    plain = same and has_work and math is None and routing == "bound" and mesh.ep == 1
     check_recounts(device_recounts(device, of, unpacking, folded, known=plain))
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,

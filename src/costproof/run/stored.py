@@ -389,7 +389,8 @@ def _check_further(
     if config.model_type == "deepseek_v4":
         return _check_deepseek_4(further, modules, config)
     h, vocabulary = config.hidden_size, config.vocab_size
-    sizes = {"h": h, "h 2h": 2 * h * h, "V h": vocabulary * h}
+    shapes = {"h": (h,), "h 2h": (h, 2 * h), "V h": (vocabulary, h)}
+    sizes = {name: prod(shape) for name, shape in shapes.items()}
     layers: defaultdict[int, Counter[str]] = defaultdict(Counter)
     dtype = ""
     for path, tensor in _weights(main):
@@ -411,6 +412,12 @@ def _check_further(
         part = path.removeprefix(beginning)
         part = re.sub(r"^layers\.\d+\.", "", part) + (f" in {tensor.dtype}" if "plain" in outside.get(part, "") else "")
         got[part] += tensor.count * (tensor.stands_for or prod(tensor.shape))
+        known = shapes.get(outside.get(part.removesuffix(f" in {dtype}"), "").removesuffix(", plain"))
+        if known is not None and not tensor.stands_for and tensor.shape != known:
+            raise ReadingsDiffer(
+                "MTP modules (--mtp) differ from those in published headers", where=tensor.name,
+                expected=str([*known]), got=str([*tensor.shape]), fix=_REPORT,
+            )  # fmt: skip
     _require_equal(expected, got)
     if config.model_type == "mimo_v2_flash":
         rows: int = sum(layer[f"self_attn.{name}_proj"] for name in "qkv") // h

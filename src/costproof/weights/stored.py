@@ -255,15 +255,19 @@ class Stored:
         inner = found.get("text_config") or {}
         parts = [part.get(key) for part in (found, inner) for key in ("quantization_config", "compression_config")]
         parts += list(found.get("beside", {}).values())
+        formats = []
         for part in (p for value in parts if isinstance(value, dict) for p in (value, value.get("quantization"))):
             if not isinstance(part, dict):
                 continue
             scheme, algorithm = part.get("kv_cache_scheme"), str(part.get("kv_cache_quant_algo") or "").lower()
             if isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type", "float")) == (8, "float"):
-                return "fp8"
+                formats.append("fp8")
             if algorithm in ("fp8", "nvfp4"):
-                return algorithm
-        return None
+                formats.append(algorithm)
+        kind = formats[0] if formats else None
+        if again := _cache_formats(found):
+            check_recounts([Recount("configuration", "the format of the cache", "is read", kind in again, True)])
+        return kind
 
 
 PLAIN: Final = Stored()
@@ -439,6 +443,18 @@ def _cache(value: object) -> str:
     said = (v[k] for v in (value, *_inside(value)) for k in _CACHES if v.get(k) and v[k] not in _PLAIN_VALUES)
     named = next(said, None)
     return "" if named is None else named[:_LONGEST] if isinstance(named, str) else _format(named)
+
+
+def _cache_formats(described: Mapping[str, Any]) -> set[str]:
+    """Return the cache formats in quantisation settings, read once more: from their text, wherever the keys are."""
+    sections = ("quantization_config", "compression_config")
+    inner = described.get("text_config") or {}
+    text = json.dumps([described.get("beside", {}), *(of.get(key) for of in (described, inner) for key in sections)])
+    found = {name.lower() for name in re.findall(r'"kv_cache_quant_algo": "(fp8|nvfp4)"', text, re.IGNORECASE)}
+    for scheme in re.findall(r'"kv_cache_scheme": \{([^{}]*)\}', text):
+        is_float = '"type": "float"' in scheme or '"type": ' not in scheme
+        found |= {"fp8"} if re.search(r'"num_bits": 8\b(?!\.)', scheme) and is_float else set()
+    return found
 
 
 def _caches(data: object, path: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ import torch
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import text
-from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Recount, check_recounts, first_line
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
@@ -304,6 +304,9 @@ def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str,
         form = SymbolicPeak(
             why=f"at these sizes the model takes another branch than its graph in symbols, with {there:,} bytes"
         )
+    if form.peak and call.graph is not None:
+        inputs = sum(tensor.bytes for tensor in call.graph.alive if not tensor.operator)
+        check_recounts([Recount(call.stage, call.part, "given", evaluate(form.given or "0", values), inputs)])
     note = (f"graph peak not known in symbols: {form.why}",) if form.why else ()
     return replace(call, form=form.peak, given=form.given, holds=form.holds, notes=(*call.notes, *note))
 
