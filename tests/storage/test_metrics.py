@@ -480,6 +480,18 @@ def test_reads_of_a_tied_table(tmp_path: Path, described: Any, saved: int) -> No
     assert saved_in_sources(report).keys() == {"analytic", "static"}
 
 
+def test_biases_of_ranks_keep_their_stored_dtype(tmp_path: Path) -> None:
+    """In float32, 3 x 64 + 128 biases of a rank of two are read as 4 bytes, and stored in 2; 128 follow a sum."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+    target = small(tmp_path, SCHEMES["fp8"], attention_bias=True, intermediate_size=256, hidden_size=128, **heads)
+    report = counted(target, "analytic", "static", dtype="float32", tp=2, dp=1)
+    weights = 4 * 64 * 128 + 3 * 128 * 128
+    scales = 4 * 1 + 3 * 1
+    biases = 3 * 64 + 128
+    each = 4 * weights - weights - 4 * scales + (4 - 2) * biases
+    assert saved_in_sources(report) == dict.fromkeys(("analytic", "static"), 2 * each), "once in the prompt, and a step"
+
+
 def test_descriptions_of_unknown_length_leave_stored_bytes_open(tmp_path: Path) -> None:
     target = small(tmp_path, SCHEMES["nf4"] | {"bnb_4bit_use_double_quant": True})
     report = counted(target, "analytic", "static")

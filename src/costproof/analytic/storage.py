@@ -238,6 +238,7 @@ def _read_share(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) 
     for matrix, of in quantised:
         read = matrix.count if matrix.read is None else matrix.read
         less += read * sympy.sympify(matrix.elements * _ITEM - _held_bytes(matrix, of, dtype)) / matrix.count
+    less += _biases_after_sums(layers) * (_ITEM - FLOAT_BYTES[dtype])
     whole = sum(c.weight_read_bytes for c in costs)
     return sympy.sympify(less), sympy.sympify(whole)
 
@@ -246,6 +247,12 @@ def _read_share(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) 
 def _of_read(read: str, less: sympy.Expr, of: sympy.Expr) -> str:
     """Return the bytes that all calls save: ``less`` per read of the weights, times the number of reads."""
     return text(sympy.expand(sympy.cancel(parse(read) / of) * less))
+
+
+def _biases_after_sums(layers: tuple[Layer, ...]) -> Size:
+    """Return the biases that are added after a sum over ranks; those of a quantised matrix keep their stored dtype."""
+    biases: tuple[Size, ...] = tuple(layer.bias for layer in layers if isinstance(layer, AllReduce | ReduceScatter))
+    return sum(biases)
 
 
 def _held_bytes(matrix: Matrix, of: Format, dtype: Dtype) -> Size:
@@ -330,9 +337,7 @@ def _texts(
     if not any({"weight_bytes", "buffer_bytes"} & c.unknown for c in costs):
         gone = sum(matrix.elements for matrix, _ in quantised) * _ITEM
         resident = sum(c.weight_bytes + c.buffer_bytes for c in costs) - gone
-        # The bias of a quantised matrix keeps its stored dtype, also if it is added after a sum over ranks.
-        biases = [layer.bias for layer in layers if quantised and isinstance(layer, AllReduce | ReduceScatter)]
-        resident += sum(biases) * (FLOAT_BYTES[dtype] - _ITEM)
+        resident += _biases_after_sums(layers) * (FLOAT_BYTES[dtype] - _ITEM) if quantised else 0
     found: tuple[Size | None, ...] = (
         _added(sums.stored_bytes, plain * FLOAT_BYTES[dtype] + kept[0]),
         _added(sums.stored_elements, plain + kept[1]),
