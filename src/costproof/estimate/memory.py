@@ -6,10 +6,10 @@ module boundary is held, from the first stage to the last, for one call of each 
 of one layer read and write. Memory of the runtime itself is not included.
 
 A capture with peaks (``--peaks``) contains the eager peak of each stage, with temporaries and its cache. A run of the
-modules as written holds at least weights, buffers and the largest of these peaks, without arguments of the stage, which belong to somebody else in
-the run. It holds at most weights, buffers and the sum of all peaks: while one call runs, each earlier call has left its
-results, which its own peak includes; for decode, the last step has the largest peak and replaces the cache of the
-previous one.
+modules as written holds at least weights, buffers and the largest of these peaks, without arguments of the stage, which
+belong to somebody else in the run. It holds at most weights, buffers and the sum of all peaks: while one call runs,
+each earlier call has left its results, which its own peak includes; for decode, the last step has the largest peak and
+replaces the cache of the previous one.
 
 *The live peak.* Targets whose peak is a formula (:class:`~costproof.models.target.WithMemory`) need no bound: a run
 holds weights, buffers and the peak of the stage that holds most, with its cache. Each tensor is released after its last

@@ -182,9 +182,9 @@ def room_recounts(found: Fits, whole: int, memory: int | str | None, reserve: in
 
 def order_recounts(found: Fits) -> Iterator[Recount]:
     """Yield the bytes by which a lower bound of the memory exceeds an upper bound, in a run and in its modules."""
-    pairs = (("a run", found.least_bytes, found.most_bytes),)
+    pairs = [("a run", found.least_bytes, found.most_bytes)]
     if found.peaks_bytes is not None and found.held_cache_bytes is None:  # no eager peak has a cache in blocks
-        pairs += (("modules as written", found.eager_least_bytes, found.eager_most_bytes),)
+        pairs.append(("modules as written", found.eager_least_bytes, found.eager_most_bytes))
     for what, least, most in pairs:
         if least is not None and most is not None:
             over = max(0, least - most)

@@ -202,7 +202,7 @@ class _TraceReader:
             for lost in getattr(record, what, None) or ():
                 self.problems.append(f"{tensor_label(record.label)}: {what.split('_')[0]} argument {lost}")
         if cast_to := autocast_dtype(record):
-            attrs[AUTOCAST] = cast_to
+            attrs = {**attrs, AUTOCAST: cast_to}
         name = operator_name(record)
         return OpCall(tensor_label(record.label), name, module, call, tensors, tuple(outputs), attrs, names)
 
