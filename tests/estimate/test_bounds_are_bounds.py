@@ -626,10 +626,31 @@ class Auto(nn.Module):
     def __init__(self, device): super().__init__(); self.a = nn.Linear(16, 512, bias=False); self.device = device
     def forward(self, x):
         with torch.autocast(self.device, torch.bfloat16): return self.a(x)
+class After(Auto):
+    def __init__(self):
+        super().__init__("cpu"); self.o = nn.Linear(512, 8)
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.a(x)
+            with torch.autocast("cpu", enabled=False): y = y + self.a(x)
+        return self.o(y.float())
+def after(): return After(), (torch.ones(3, 16),)
 def cpu():
     with torch.device("meta"): return Auto("cpu"), (torch.ones(512, 16),)
 def cuda(): return Auto("cuda"), (torch.ones(512, 16),)
 """
+
+
+@pytest.mark.usefixtures("one_process")
+def test_only_operators_in_the_region_of_autocast_are_narrow(tmp_path: Path) -> None:
+    """Of two calls of a, one is under autocast; the one where it is off, and o after it, multiply in float32."""
+    path = tmp_path / "auto.py"
+    path.write_text(AUTO)
+    counted = api.capture(f"{path}:after")
+    for ledger in counted.ledgers:
+        found = {n.module: flops for n in ledger.nodes if (flops := n.cost("bfloat16_flops"))}
+        assert found == {"a": 2 * 3 * 16 * 512}, ledger.source
+    assert [ledger.source for ledger in counted.ledgers] == ["static", "dynamic"]
 
 
 @pytest.mark.usefixtures("one_process")

@@ -13,7 +13,7 @@ import pytest
 from costproof import api
 from costproof.estimate.memory import FITS, Fits, HeldKind, MemoryLimit, parse_size
 from costproof.ledger.capture import CAPTURE
-from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.errors import BadInput, Bug, Problems
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
 from costproof.ledger.schema import from_data, to_data
 from costproof.reports.outputs import variants
@@ -439,6 +439,27 @@ def test_what_a_stage_was_given_is_not_held_for_certain() -> None:
     found = api.fits(replace(toy(), peaks=(CallPeaks("decode", "steps", "", None, held),)), memory=10**9)
     assert (found.stages[2].peak_bytes, found.stages[2].peaks_bytes) == (90, 180)
     assert found.least_bytes == 166 + 90
+
+
+def test_eager_peaks_do_not_decide_beside_a_live_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of Llama 3.1 8B holds 512 tokens of logits and cache at once; its modules hold 1,000 B more.
+
+    At least as modules: weights, buffers and the largest peak. At most: both peaks, the 700 B of decode beside.
+    """
+    live = 512 * PROMPT
+    peaks = peak("prefill", "prompt", live + 1000), peak("decode", "steps", 700)
+    of = replace(api.capture("llama-3.1-8b", sources=("analytic",)), peaks=peaks)
+    for memory, verdict in ((LASTING + live, "fits"), (LASTING + live - 1, "does not fit")):
+        found = api.fits(of, memory=memory)
+        assert found.verdict == api.fits("llama-3.1-8b", memory=memory).verdict == verdict
+        assert (found.least_bytes, found.most_bytes) == (LASTING + live, LASTING + live)
+        rows = [" ".join(line.split()) for line in fits_text(found).splitlines()]
+        for name, held in (("live", live), ("largest", live + 1000), ("all", live + 1700)):
+            said = f"weights, buffers and {name} peak{'s' if name == 'all' else ''} {LASTING + held:,} "
+            assert any(row.startswith(said) for row in rows), said
+    monkeypatch.setattr(Fits, "least_bytes", property(lambda found: LASTING + live + 1))
+    with pytest.raises(Bug, match="counted in another way"):
+        api.fits(of, memory=10**12)
 
 
 def test_a_folder_tells_its_peaks(tmp_path: Path) -> None:

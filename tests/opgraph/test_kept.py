@@ -389,6 +389,20 @@ def test_what_is_written_into_a_tensor_that_is_read_is_read() -> None:
     assert not hidden_reads(cost_graph(Graph(tuple(ops), (out,), (), ())), {})
 
 
+@pytest.mark.parametrize("op", ["aten._assert_tensor_metadata.default", "aten.sym_size.int", "aten.zeros_like.default"])
+def test_an_operator_that_reads_no_data_of_a_key_leaves_it_avoidable(op: str) -> None:
+    """An export asserts the dtype of a tensor that ``.float()`` casts, which a trace of the run does not do."""
+    query, key, values = (value(1, 1, rows, DIM, dtype="float32", origin="input", name=name)
+                          for name, rows in (("q", 1), ("k", 2), ("v", 2)))  # fmt: skip
+    mask = value(1, 1, 1, 2, dtype="bool", origin="input", name="mask")
+    out = value(1, 1, 1, DIM, dtype="float32")
+    attention = call("aten.scaled_dot_product_attention.default", [query, key, values, mask], [out])
+    made = [value(1, 1, 2, DIM, dtype="float32")] if "zeros" in op else []
+    work = cost_graph(Graph((call(op, [key], made), attention), (out,)))
+    nodes = account(work, lambda *_: ("decode", "step"), (), "float32", FirstKnown(())).nodes
+    assert sum(node.cost("skippable_bytes") or 0 for node in nodes) == 2 * 2 * DIM * 4  # both keys, both values
+
+
 def test_bytes_that_a_mask_may_spare_are_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query of a step, and two keys and values of which an unknown mask may hide any."""
     query, key, values = (value(1, 1, rows, DIM, dtype="float32", origin="input", name=name)

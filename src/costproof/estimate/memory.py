@@ -5,11 +5,11 @@ input, are certain. For activations the formulas give an upper bound (:func:`act
 module boundary is held, from the first stage to the last, for one call of each stage, and everything that the operators
 of one layer read and write. Memory of the runtime itself is not included.
 
-A capture with peaks (``--peaks``) contains the eager peak of each stage, with temporaries and its cache. A run holds at
-least weights, buffers and the largest of these peaks, without arguments of the stage, which belong to somebody else in
-the run. It holds at most weights, buffers and the sum of all peaks: while one call runs, each earlier call has left its
-results, which its own peak includes; for decode, the last step has the largest peak and replaces the cache of the
-previous one.
+A capture with peaks (``--peaks``) contains the eager peak of each stage, with temporaries and its cache. A run of the
+modules as written holds at least weights, buffers and the largest of these peaks, without arguments of the stage, which
+belong to somebody else in the run. It holds at most weights, buffers and the sum of all peaks: while one call runs,
+each earlier call has left its results, which its own peak includes; for decode, the last step has the largest peak and
+replaces the cache of the previous one.
 
 *The live peak.* Targets whose peak is a formula (:class:`~costproof.models.target.WithMemory`) need no bound: a run
 holds weights, buffers and the peak of the stage that holds most, with its cache. Each tensor is released after its last
@@ -264,11 +264,28 @@ class Fits:
 
     @property
     def least_bytes(self) -> int | None:
-        """Return a lower bound of the memory peak: weights and buffers, plus cache or largest known peak."""
+        """Return a lower bound of the memory peak: weights and buffers, plus cache, live peak or largest eager peak.
+
+        With a live peak the run is that of a graph, to which eager peaks say nothing: modules may hold tensors longer.
+        """
+        if self.live_bytes is None:
+            return self.eager_least_bytes
         if self.certain_bytes is None or self.lasting_bytes is None:
             return None
-        live = self.live_bytes if self.is_live_exact else None
-        return max(self.certain_bytes, self.lasting_bytes + max(self.peak_bytes or 0, live or 0))
+        return max(self.certain_bytes, self.lasting_bytes + (self.live_bytes if self.is_live_exact else 0))
+
+    @property
+    def eager_least_bytes(self) -> int | None:
+        """Return a lower bound for modules as written: weights and buffers, plus cache or largest known eager peak."""
+        if self.certain_bytes is None or self.lasting_bytes is None:
+            return None
+        return max(self.certain_bytes, self.lasting_bytes + (self.peak_bytes or 0))
+
+    @property
+    def eager_most_bytes(self) -> int | None:
+        """Return an upper bound for modules as written: weights, buffers, unpacked matrix and the sum of all peaks."""
+        parts = (self.held_weights, self.buffers_bytes, self.peaks_bytes)
+        return exact_sum((*parts, self.unpacked_bytes or 0, self.attributes_bytes))
 
     @property
     def peaks_bytes(self) -> int | None:

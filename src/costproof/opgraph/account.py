@@ -489,7 +489,7 @@ def hidden_reads(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> frozenset
     hidden = set[str]()
     for i, (op, cost) in reversed(list(enumerate(zip(graph.ops, costed.costs, strict=True)))):
         role = cost.role if isinstance(cost, OpCost) else "vector"
-        if role == "alias":
+        if role in ("alias", "factory", "free"):  # such as an assertion on the dtype, which a trace does not have
             continue
         moved = role == "move" and {root(v) for v in op.outputs} <= hidden - needed
         masked = i in kept and kept[i].hides_keys and not any(v.origin == "param" for v in op.tensors)

@@ -148,12 +148,16 @@ def hidden_again(costed: CostedGraph, kept: Mapping[int, KeptWork], hidden: froz
         role = cost.role if isinstance(cost, OpCost) else ""
         ids, made = ([costed.roots.get(v.id, v).id for v in values] for values in (op.tensors, op.outputs))
         weighted = i not in kept or not kept[i].hides_keys or any(v.origin == "param" for v in op.tensors)
-        for place, one in enumerate(ids if role != "alias" else ()):
+        for place, one in enumerate(() if role in _UNREAD else ids):
             unseen = all(x in hidden for x in made) if role == "move" else place != 0 and not weighted
             free[one] = free.get(one, True) and unseen
         if not set(ids).isdisjoint(made) and role != "alias":
             overwritten.update(ids)
     return frozenset(one for one, only in free.items() if (one in hidden if one in overwritten else only))
+
+
+_UNREAD: Final = ("alias", "factory", "free")
+"""Roles of operators that read no data of their arguments."""
 
 
 def _read_once(found: Iterable[Traffic]) -> list[Traffic]:

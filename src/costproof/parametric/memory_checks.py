@@ -114,12 +114,16 @@ def peak_recounts(found: Fits, calls: Collection[CallPeaks], model: Target | Non
     lasting, sums = found.lasting_bytes, [stage.peaks_bytes for stage in found.stages]
     if lasting is None or found.held_cache_bytes is not None or found.unpacked_bytes:
         return
-    if found.live_bytes is None and None not in sums and found.buffers_bytes is not None:
+    if None not in sums and found.buffers_bytes is not None:
         most = lasting + sum(n or 0 for n in sums)
-        yield Recount("memory", "weights, buffers and all peaks", "bytes", found.most_bytes or 0, most)
-    if found.certain_bytes is not None and found.live_bytes is None:
+        yield Recount("memory", "weights, buffers and all peaks", "bytes", found.eager_most_bytes or 0, most)
+        if found.live_bytes is None:
+            yield Recount("memory", "weights, buffers and all peaks", "upper bound", found.most_bytes or 0, most)
+    if found.certain_bytes is not None:
         least = max(found.certain_bytes, lasting + max(made.values(), default=0))
-        yield Recount("memory", "weights, buffers and largest peak", "bytes", found.least_bytes or 0, least)
+        yield Recount("memory", "weights, buffers and largest peak", "bytes", found.eager_least_bytes or 0, least)
+        if found.live_bytes is None:
+            yield Recount("memory", "weights, buffers and largest peak", "lower bound", found.least_bytes or 0, least)
     for limit in found.limits:
         if limit.held != "weights and graph peak" or model is None:
             continue
@@ -174,6 +178,17 @@ def room_recounts(found: Fits, whole: int, memory: int | str | None, reserve: in
         yield Recount(
             "memory", f"tp {tried.tp}, ep {tried.ep}", "fits, and is not taken", tried.verdict == "fits", False
         )
+
+
+def order_recounts(found: Fits) -> Iterator[Recount]:
+    """Yield the bytes by which a lower bound of the memory exceeds an upper bound, in a run and in its modules."""
+    pairs = [("a run", found.least_bytes, found.most_bytes)]
+    if found.peaks_bytes is not None and found.held_cache_bytes is None:  # no eager peak has a cache in blocks
+        pairs.append(("modules as written", found.eager_least_bytes, found.eager_most_bytes))
+    for what, least, most in pairs:
+        if least is not None and most is not None:
+            over = max(0, least - most)
+            yield Recount("memory", f"the lower bound of {what}", "bytes above the upper bound", over, 0)
 
 
 def tried_recounts(tried: MeshTried, found: Fits, rank: int) -> Iterator[Recount]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.patches.patch import Patch, patched
@@ -131,32 +131,13 @@ def _split_index(tensor: Any, key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...
     return (tuple(view), tuple(rest)) if picks else None
 
 
-@dataclass(slots=True)
-class AutocastDtypes:
-    """Dtypes of the autocast regions in a run, as names without ``torch.``."""
-
-    on: set[str] = field(default_factory=set)
-    """Dtypes of the regions that were entered and in which autocast was active."""
-    missing: set[str] = field(default_factory=set)
-    """Dtypes of the regions that torch disabled because this machine lacks their device."""
-
-
-def _note_disabled(original: Callable[..., Any], found: AutocastDtypes) -> Callable[..., Any]:
+def _note_disabled(original: Callable[..., Any], found: set[str]) -> Callable[..., Any]:
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *rest: Any, **named: Any) -> None:
         original(self, device_type, dtype, enabled, *rest, **named)
         if enabled and not self._enabled and self.fast_dtype is not None:
-            found.missing.add(str(self.fast_dtype).removeprefix("torch."))
+            found.add(str(self.fast_dtype).removeprefix("torch."))
 
     return init
-
-
-def _note_entered(original: Callable[..., Any], found: AutocastDtypes) -> Callable[..., Any]:
-    def enter(self: Any) -> Any:
-        if self._enabled and self.fast_dtype is not None:
-            found.on.add(str(self.fast_dtype).removeprefix("torch."))
-        return original(self)
-
-    return enter
 
 
 AUTOCAST: Final = (
@@ -166,14 +147,17 @@ AUTOCAST: Final = (
         "on meta, and without its device, autocast casts nothing that operators show",
         "estimate/test_bounds_are_bounds.py",
     ),
-    Patch("torch:autocast.__enter__", _note_entered, "as __init__", "estimate/test_bounds_are_bounds.py"),
 )
 
 
 @contextmanager
-def autocast_recorded() -> Iterator[AutocastDtypes]:
-    """Record the dtypes of all autocast regions that are entered while the block runs."""
-    found = AutocastDtypes()
+def disabled_autocast() -> Iterator[set[str]]:
+    """Record the dtypes of autocast regions that torch disables, since their device is lacking, in the block.
+
+    Yields:
+        the dtypes as names without ``torch.``, filled while the block runs.
+    """
+    found = set[str]()
     with patched(*AUTOCAST, context=(found,)):
         yield found
 

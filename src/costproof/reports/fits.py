@@ -160,8 +160,8 @@ def _transient(found: Fits) -> str:
 def _held_rows(found: Fits) -> list[tuple[str, ...]]:
     peaks = (
         ("largest peak of a stage, arguments apart", found.peak_bytes),
-        ("weights, buffers and largest peak", found.least_bytes),
-        ("weights, buffers and all peaks", found.most_bytes),
+        ("weights, buffers and largest peak", found.eager_least_bytes),
+        ("weights, buffers and all peaks", found.eager_most_bytes),
     )
     bounds = (("activations, at most", found.activations_bytes),)
     blocks = (

@@ -46,6 +46,7 @@ from costproof.parametric.memory_checks import (
     binding,
     graph_recounts,
     memory_recounts,
+    order_recounts,
     peak_recounts,
     room_recounts,
     tried_recounts,
@@ -126,7 +127,7 @@ def fits(
         if devices is not None and several:
             devices.check(mesh)
         answer = _of_all_ranks(target, found, room)
-    check_recounts(room_recounts(answer, whole, memory, reserve))
+    check_recounts((*room_recounts(answer, whole, memory, reserve), *order_recounts(answer)))
     if found.peaks:
         check_recounts(peak_recounts(answer, found.peaks, found.target))
     if found.counted and isinstance(target, str):

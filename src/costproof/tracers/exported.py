@@ -19,7 +19,7 @@ from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, 
 from costproof.opgraph.rules.collectives import with_gathered_parameters
 from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical
-from costproof.patches.tensor import autocast_recorded
+from costproof.patches.tensor import disabled_autocast
 from costproof.snapshots.copies import attribute_tensors, held_bytes
 from costproof.tracers.exporting import SizeTranslator, export_program, inputs_by_path
 from costproof.tracers.paths import COMPILED, Paths, dtype_name, mark_autocast, plain_value, split_arguments, unwrapped
@@ -72,10 +72,10 @@ def export_graph(job: ExportJob) -> Exported:
     """
     # A cache that belongs to the module and is not an argument: the export replaces it.
     before = states(*caches_of(getattr(job.module, "rest", {})).values())
-    with autocast_recorded() as cast_to:
+    with disabled_autocast() as lacking:
         program, assumed = export_program(job)
     found = _ExportReader(job, program, SizeTranslator(job, program), before).read(assumed)
-    return replace(found, graph=mark_autocast(found.graph, cast_to.missing))
+    return replace(found, graph=mark_autocast(found.graph, lacking))
 
 
 class _ExportReader:

@@ -6,7 +6,7 @@ the first path in ``named_modules``, without wrappers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -169,14 +169,20 @@ def plain_value(value: Any) -> Any:
 
 
 def mark_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
-    """Mark every operator of a graph with the narrowest of the run's autocast dtypes, in which it may have run.
+    """Mark every operator of a graph with the narrowest dtype of regions that torch disabled.
 
-    A trace does not record which operators ran under autocast, and a bound of time assumes the fastest arithmetic.
+    Without its device, nothing tells which operators such a region has, and a bound of time assumes the fastest
+    arithmetic.
     """
-    if not dtypes:
+    if not (narrowest := narrowest_dtype(dtypes)):
         return graph
-    narrowest = max(dtypes, key=lambda dtype: ARITHMETIC.index(dtype) if dtype in ARITHMETIC else len(ARITHMETIC))
     return replace(graph, ops=tuple(replace(op, attrs={**op.attrs, AUTOCAST: narrowest}) for op in graph.ops))
+
+
+def narrowest_dtype(dtypes: Iterable[str]) -> str:
+    """Return the last of the dtypes in :data:`ARITHMETIC`, one that is not in it before all; empty without dtypes."""
+    known = len(ARITHMETIC)
+    return max(dtypes, key=lambda dtype: ARITHMETIC.index(dtype) if dtype in ARITHMETIC else known, default="")
 
 
 Contents = dict[str, CausalMask | Callable[[], Array]]

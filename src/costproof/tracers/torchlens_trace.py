@@ -22,11 +22,11 @@ from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.node import UnknownOp
 from costproof.models.generic.caches import CACHES
 from costproof.models.specs import Run
-from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
+from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooks_inside_forward
 from costproof.patches.patch import gc_disabled, patched
-from costproof.patches.tensor import SPLIT_INDEXING, autocast_recorded
+from costproof.patches.tensor import SPLIT_INDEXING, disabled_autocast
 from costproof.patches.torchlens import (
     ASK_EVERY_STORAGE,
     KEEP_VIEW_LABELS,
@@ -37,7 +37,7 @@ from costproof.patches.torchlens import (
     whole_operators,
     wrapped_once,
 )
-from costproof.tracers.paths import Paths, dtype_name, mark_autocast, plain_value
+from costproof.tracers.paths import Paths, dtype_name, mark_autocast, narrowest_dtype, plain_value
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,7 +104,7 @@ def trace_forward(
         # First, since functions that are patched for a run would be wrapped, and wrapped again for the next run.
         around.enter_context(wrapped_once())
         assumed = around.enter_context(inference_context(model))
-        cast_to = around.enter_context(autocast_recorded())
+        lacking = around.enter_context(disabled_autocast())
         around.enter_context(hooks_inside_forward(model))
         around.enter_context(warnings.catch_warnings())
         around.enter_context(gc_disabled())
@@ -124,7 +124,7 @@ def trace_forward(
             raise Incomplete("TorchLens cannot trace the model", where=where, got=first_line(error)) from error
         # TorchLens's own clean-up takes a fifth of the time; its records are deleted with the trace.
         reader = _TraceReader(trace, Paths(model), cache_roles, cache_inputs)
-        graph = mark_autocast(reader.read(), cast_to.on | cast_to.missing)
+        graph = mark_autocast(reader.read(), lacking)
         return TracedForward(graph, reader.inputs(), tuple(reader.problems), tuple(assumed))
 
 
@@ -201,6 +201,8 @@ class _TraceReader:
         for what in ("unattributed_tensor_args", "dropped_edge_tensor_args"):
             for lost in getattr(record, what, None) or ():
                 self.problems.append(f"{tensor_label(record.label)}: {what.split('_')[0]} argument {lost}")
+        if cast_to := autocast_dtype(record):
+            attrs = {**attrs, AUTOCAST: cast_to}
         name = operator_name(record)
         return OpCall(tensor_label(record.label), name, module, call, tensors, tuple(outputs), attrs, names)
 
@@ -319,6 +321,15 @@ def signature(record: Any, places: Collection[tuple[Any, ...]]) -> Signature:
     elif full.startswith("TensorBase.") and names[:1] not in (["input"], ["self"]):
         names = ["input", *names]
     return Signature(names)
+
+
+def autocast_dtype(record: Any) -> str:
+    """Return the narrowest autocast dtype that was on when an operator was called; empty without autocast.
+
+    TorchLens sees an operator before autocast casts its arguments, and the record has their dtypes before the cast.
+    """
+    states = (record.func_autocast_state or {}).values()
+    return narrowest_dtype(dtype_name(s["dtype"]) for s in states if s.get("enabled") and s.get("dtype") is not None)
 
 
 def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
