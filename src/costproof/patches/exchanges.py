@@ -320,7 +320,7 @@ class SharedTokens:
             return EmbeddingParallel.transform_inputs_pre_forward(one, module, (ids,), kwargs, mesh)
 
         def scales(one: Any, module: Any) -> bool:
-            """Return whether the embedding scales rows, before which DTensor would sum them: then it gets local ones."""
+            """Return whether the embedding scales its rows; DTensor would sum them first, so it gets local ones."""
             return self.shared and type(module).forward is not torch.nn.Embedding.forward
 
         def looked_up(one: Any, module: Any, found: Any, mesh: Any) -> Any:
