@@ -281,6 +281,128 @@ class ExchangingExperts:
         return wait(all_to_all_single(tensor.contiguous(), into, out_of, self.mesh.get_group()))
 
 
+class SharedTokens:
+    """Sequence parallelism: outside of the modules that ranks split, each rank holds S / n of the S tokens of a prompt.
+
+    Transformers' own styles have no such plan for inference. These styles gather the tokens of all ranks behind the
+    norm before split modules, and reduce-scatter the sums behind them, in place of an all-reduce (Korthikanti et al.
+    2022, section 4.2.2). A call on a single token is not shared.
+    """
+
+    NAME: Final = "gather_tokens"
+    """Style of the norms before split modules; a plan that has it shares tokens."""
+
+    def __init__(self) -> None:
+        """Take the state of no call; every call of the embedding sets it."""
+        self.shared = False
+        self._foreign: Any = None
+
+    @contextmanager
+    def styles(self) -> Iterator[None]:
+        """Let transformers apply the styles of this model while the block runs."""
+        import torch
+        from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+        from transformers.distributed.tensor_parallel import EmbeddingParallel, RowwiseParallel, TensorParallelLayer
+
+        def style(base: Any, **methods: Any) -> Any:
+            return type(base.__name__, (base,), methods)()
+
+        def start(one: Any, module: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+            (ids,) = args
+            self.shared = ids.shape[1] > 1
+            # Parts of a single sequence are contiguous only without the dimension of the batch.
+            ids = ids.squeeze(0) if self._single(ids) else ids
+            if scales(one, module):
+                held = len(module.weight.to_local())
+                own = ids - mesh.get_local_rank() * held
+                self._foreign = (own < 0) | (own >= held)
+                ids = own.masked_fill(self._foreign, 0)
+            return EmbeddingParallel.transform_inputs_pre_forward(one, module, (ids,), kwargs, mesh)
+
+        def scales(one: Any, module: Any) -> bool:
+            """Return whether the embedding scales its rows; DTensor would sum them first, so it gets local ones."""
+            return self.shared and type(module).forward is not torch.nn.Embedding.forward
+
+        def looked_up(one: Any, module: Any, found: Any, mesh: Any) -> Any:
+            if not self.shared:
+                return EmbeddingParallel.transform_output_post_forward(one, module, found, mesh)
+            if scales(one, module):
+                found[self._foreign] = 0.0
+                found = self._of_ranks(found, mesh)
+            return self._scattered(found) if found.ndim > 2 else self._scattered(found).unsqueeze(0)
+
+        def summed(one: Any, module: Any, product: Any, mesh: Any) -> Any:
+            if not self.shared:
+                return RowwiseParallel.transform_output_post_forward(one, module, product, mesh)
+            single = self._single(product)
+            own = self._scattered(self._of_ranks(product.squeeze(0) if single else product, mesh))
+            own = own.unsqueeze(0) if single else own
+            bias = module._parameters.get("bias")
+            return own if bias is None else own + bias.to_local()
+
+        def gathered(one: Any, module: Any, own: Any, mesh: Any) -> Any:
+            if not self.shared:
+                return own
+            single = self._single(own)
+            every = self._joined(own.squeeze(0) if single else own, mesh)
+            return every.unsqueeze(0) if single else every
+
+        def positions(one: Any, module: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+            if not self.shared:
+                return args, kwargs
+            # The model counts the tokens that it sees, those of this rank.
+            hidden, *others = args
+            own = kwargs.get("position_ids", next(iter(others), None))
+            every = torch.arange(own.shape[-1] * mesh.size(), device=own.device)[None]
+            if others:
+                return (hidden, every, *others[1:]), kwargs
+            return (hidden,), {**kwargs, "position_ids": every}
+
+        ours = {
+            "embedding_rowwise": style(
+                EmbeddingParallel,
+                should_use_local_tensors=scales,
+                transform_inputs_pre_forward=start,
+                transform_output_post_forward=looked_up,
+            ),
+            "rowwise": style(RowwiseParallel, transform_output_post_forward=summed),
+            self.NAME: style(TensorParallelLayer, transform_output_post_forward=gathered),
+            "whole_positions": style(TensorParallelLayer, transform_inputs_pre_forward=positions),
+        }
+        known: Any = ALL_PARALLEL_STYLES._global_mapping
+        before = dict(known)
+        known |= ours
+        try:
+            yield
+        finally:
+            known.clear()
+            known |= before
+
+    def _single(self, tensor: Any) -> bool:
+        return self.shared and tensor.shape[0] == 1
+
+    @staticmethod
+    def _of_ranks(partial: Any, mesh: Any) -> Any:
+        from torch.distributed.tensor import DTensor, Partial
+
+        return DTensor.from_local(partial, mesh, [Partial()], run_check=False)
+
+    @staticmethod
+    def _scattered(sums: Any) -> Any:
+        """Return this rank's tokens of a sum [.., S, width] over ranks, [.., S / n, width]."""
+        from torch.distributed.tensor import Shard
+
+        return sums.redistribute(placements=[Shard(sums.ndim - 2)]).to_local()
+
+    @staticmethod
+    def _joined(own: Any, mesh: Any) -> Any:
+        """Return the tokens [.., S, width] of all ranks from this rank's [.., S / n, width]."""
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        parts = DTensor.from_local(own, mesh, [Shard(own.ndim - 2)], run_check=False)
+        return parts.redistribute(placements=[Replicate()]).to_local()
+
+
 @contextmanager
 def registered(form: Callable[..., Any]) -> Iterator[str]:
     """Register an implementation of expert parallelism with transformers while the block runs, and yield its name."""

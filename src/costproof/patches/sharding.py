@@ -20,6 +20,7 @@ from costproof.patches.exchanges import (
     ExchangingExperts,
     GatheringExperts,
     SharedSequence,
+    SharedTokens,
     expert_meshes,
     mesh_axes,
     registered,
@@ -384,7 +385,9 @@ def _distribute(
                 first[id(parameter)] = module, name
     try:
         if tensor:
-            apply_tensor_parallelism(model, meshes[0], dict(tensor))
+            shared = SharedTokens.NAME in tensor.values()
+            with SharedTokens().styles() if shared else nullcontext():
+                apply_tensor_parallelism(model, meshes[0], dict(tensor))
         if expert:
             with registered(implementation) as name:
                 form = "auto" if meshes[0].size() == meshes[1].size() else name

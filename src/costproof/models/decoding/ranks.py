@@ -151,13 +151,15 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
             return parts()
         return Distributed(model, ({}, {}), 1, at.pp * mesh.cp + at.cp, mesh.pp, sequence=sequence)
     plans = _plans(model, mesh, engine)
-    if engine is not None and (why := _not_run(model, engine, plans, mesh)):
+    if engine is not None and (why := _not_run(plans)):
         raise Incomplete(
             f"transformers cannot run this plan: it {why}", where=f"--{PLAN}", got=engine.name,
             fix="--sources analytic,static",
         )  # fmt: skip
-    # The copies that ranks get, which transformers does not make.
+    # The copies and padding that ranks get, which transformers does not make.
     _copy_heads(model, plans[0], mesh.tp, at.tp)
+    if engine is not None:
+        _pad_vocabulary(model, plans[0], engine.padding(mesh.tp))
     found: Distributed | FullySharded
     if mesh.fsdp > 1:
         found = parts(tensor=mesh.tp, plans=plans)
@@ -166,6 +168,7 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
         found = Distributed(
             model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence, workload.gathered_batches
         )
+    _drop_padding(model, int(text_config(model).vocab_size))
     _fit_heads(model, plans[0], mesh.tp)
     _fit_own_heads(model, workload)
     return found
@@ -173,6 +176,8 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
 
 COPIED: Final = "key/value heads are copied before transformers splits them, since it cannot split fewer than ranks"
 """Note in results of models with fewer key/value heads than ranks (issue 48307 of transformers)."""
+PADDED: Final = "the vocabulary is padded before transformers splits it, since it has no padding"
+"""Note in results of models with padding in their vocabulary."""
 _RANK: Final = "_costproof_rank"
 """Attribute of a distributed model that holds its rank."""
 
@@ -195,11 +200,15 @@ def distributed(built: Built, workload: Workload) -> Built:
     """
     mesh, heads = workload.mesh, kv_heads(built.model)
     copied = mesh.tp > 1 and not _splits_evenly(built.model, _plans(built.model, mesh, _engine(workload))[0], mesh.tp)
+    engine, vocabulary = _engine(workload), int(text_config(built.model).vocab_size)
+    multiple = 1 if engine is None else engine.padding(mesh.tp)
     rank = distribute_for_run(built.model, workload)
     vars(built.model)[_RANK] = rank
     if rank is None:
         return built
-    more = (f"{COPIED}: {heads} for {mesh.tp} ranks",) if copied else ()
+    more = [f"{COPIED}: {heads} for {mesh.tp} ranks"] if copied else []
+    if vocabulary % multiple:
+        more.append(f"{PADDED}: {vocabulary} to a multiple of {multiple}")
     return replace(built, notes=(*built.notes, NOTE, *more))
 
 
@@ -214,13 +223,8 @@ def _engine(workload: Workload) -> LayoutPlan | None:
     return None if text is None else named_plan(str(text))
 
 
-def _not_run(model: nn.Module, engine: LayoutPlan, plans: tuple[Plan, Plan], mesh: Mesh) -> str:
+def _not_run(plans: tuple[Plan, Plan]) -> str:
     """Return a phrase on the feature of a plan that transformers lacks; empty if it has all."""
-    vocabulary, multiple = int(text_config(model).vocab_size), engine.padding(mesh.tp)
-    if {*TABLES} & {*plans[0].values()} and vocabulary % multiple:
-        return f"has no padding of the vocabulary to a multiple of {multiple}"
-    if engine.sequence:
-        return "has no tokens that ranks share between the modules"
     if ROWS_ALONE in plans[0].values():
         return "has no single sum over ranks for routed and shared experts"
     return "" if {*plans[0]} | {*plans[1]} else "splits no module"
@@ -277,3 +281,33 @@ def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:
             for leaf, whole in list(projection.named_parameters(recurse=False)):
                 copies = whole.unflatten(0, (heads, -1)).repeat_interleave(ranks // heads, 0).flatten(0, 1)
                 setattr(projection, leaf, torch.nn.Parameter(copies, requires_grad=False))
+
+
+def _pad_vocabulary(model: nn.Module, plan: Plan, multiple: int) -> None:
+    """Add rows of zeros to the tables that a plan splits, to a multiple; tied tables stay tied.
+
+    As ``VocabParallelEmbedding`` of vLLM and of Megatron-LM.
+    """
+    import torch
+
+    made: dict[int, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        rows = "num_embeddings" if isinstance(module, torch.nn.Embedding) else "out_features"
+        if plan.get(path) not in TABLES or not (missing := -int(getattr(module, rows)) % multiple):
+            continue
+        size = int(getattr(module, rows))
+        setattr(module, rows, size + missing)
+        for leaf, whole in list(module.named_parameters(recurse=False)):
+            if id(whole) not in made:
+                padded = torch.cat([whole, whole.new_zeros((missing, *whole.shape[1:]))])
+                made[id(whole)] = torch.nn.Parameter(padded, requires_grad=False)
+            setattr(module, leaf, made[id(whole)])
+
+
+def _drop_padding(model: Any, vocabulary: int) -> None:
+    """Make the head return only the logits of the vocabulary."""
+    head = model.get_output_embeddings()
+    if getattr(head, "out_features", vocabulary) == vocabulary:
+        return
+    padded = head.forward
+    head.forward = lambda *args, **kwargs: padded(*args, **kwargs)[..., :vocabulary]
