@@ -40,7 +40,6 @@ estimate_module: Any = importlib.import_module("costproof.estimate.roofline")
 fits_module: Any = importlib.import_module("costproof.run.fits")
 layout_module: Any = importlib.import_module("costproof.tracers.stored_module")
 memory_module: Any = importlib.import_module("costproof.estimate.memory")
-mesh_module: Any = importlib.import_module("costproof.ledger.mesh")
 pages_module: Any = importlib.import_module("costproof.models.pages.target")
 peaks_module: Any = importlib.import_module("costproof.run.peaks")
 quantised_module: Any = importlib.import_module("costproof.analytic.quantised")
@@ -357,7 +356,7 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         lambda: costproof.roofline(LLAMA, on="2xh100-sxm"),
     ),
     "pairs from the last rank on": (
-        _after(mesh_module, "pairs_of", lambda rows: rows[::-1]),
+        _after(routing_module, "pairs_of", lambda rows: rows[::-1]),
         _roofline("qwen3-30b-a3b@chat,text_tokens=1,new_tokens=0,layers=1,batch=2,dp=2,ep=2,dispatch=all-to-all,pairs=6+2;3+5"),
     ),
     "positions that all have logits": (

@@ -143,7 +143,11 @@ def test_llama_70b_on_8_ranks() -> None:
     every = 80 * layer + 2 * 128_256 * 8192 + 8192
     assert (layer, 2 * every) == (855_654_400, 141_107_412_992)
     (row,) = {tuple(sorted(r.stages[""].items())) for r in found.ranks}
-    assert dict(row) == {"params": every // 8, "weight_bytes": every // 4, "buffer_bytes": 512}
+    stored = {
+        "params": every // 8, "weight_bytes": every // 4, "buffer_bytes": 512, "params_active": every,
+        "stored_elements": every // 8, "stored_bytes": every // 4, "resident_bytes": every // 4 + 512,
+    }  # fmt: skip
+    assert dict(row) == stored
     sent = {c.stage: 0 for c in found.collectives}
     for c in found.collectives:
         sent[c.stage] += c.sent_bytes
@@ -152,7 +156,12 @@ def test_llama_70b_on_8_ranks() -> None:
         ("(root)", "prefill"): 1, ("model.layers.*", "prefill"): 80,
         ("(root)", "decode"): 2, ("model.layers.*", "decode"): 160,
     }  # fmt: skip
-    assert {d.what: d.amount for d in found.duplicates} == {"copies of data-parallel ranks": 7 * 512}
+    copies = {(d.stage, d.metric, d.what): d.amount for d in found.duplicates}
+    own, read = "copies of data-parallel ranks", "parts of parameters that ranks read to gather them"
+    assert (copies["", "buffer_bytes", own], copies["", "params_active", own]) == (7 * 512, 7 * every)
+    for stage, times in (("prefill", 1), ("decode", 2)):  # each row of the table is looked up once
+        assert copies[stage, "weight_read_bytes", read] == times * 2 * every
+        assert copies[stage, "weight_read_bytes", own] == times * 7 * 2 * (every - 128_256 * 8192)
 
 
 def test_parts_of_tensor_parallel_ranks_by_hand() -> None:

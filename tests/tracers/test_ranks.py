@@ -41,7 +41,7 @@ LATENT: Final = {
     "kv_heads": 0, "head_dim": 0, "expert_width": 32, "dense_layers": 1, "groups": 2, "best_groups": 1, "q_rank": 24,
     "kv_rank": 16, "nope": 8, "rope": 4, "value": 8,
 }  # fmt: skip
-KEPT: Final = ("stored_bytes", "stored_elements", "resident_bytes")
+KEPT: Final = ("stored_bytes", "stored_elements", "resident_bytes", "unpacked_bytes")
 """Metrics of quantised checkpoints, which runs lack."""
 
 

@@ -62,7 +62,7 @@ def test_three_sources_agree(family: str, sizes: dict[str, Any], mesh: dict[str,
     found = count_sources(Prepared(target, work, ("analytic", "static", "dynamic")))
     wrong = [f.id for f in found.discrepancy.findings if f.status != "exact"]
     assert wrong == []
-    assert found.discrepancy.verdict == ("incomplete" if family == "gpt-oss" else "exact")  # of MXFP4, which has no run
+    assert found.discrepancy.verdict == "exact"
     metrics = {f.metric for f in found.discrepancy.findings}
     assert {"comm_bytes", "comm_payload_bytes", "messages", "unfused_bytes", "vector_flops", "kept_scores"} <= metrics
 

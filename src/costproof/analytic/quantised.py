@@ -148,6 +148,8 @@ def _awq(of: formats.Awq, m: MatrixShape) -> Sizes:
     zero points of each row for a multiple of 8 groups, or of the groups in 1,024 columns; a zero point has 4 bits, or 2
     bytes in gemv_fast. Marlin has none.
 
+    Branches: on the size of a group, which is a setting of the format.
+
     Source: Lin et al. 2023, AWQ; AutoAWQ, WQLinear_GEMM, WQLinear_GEMV, WQLinear_GEMVFast and WQLinear_Marlin.
     """
     if of.version != "gemm":

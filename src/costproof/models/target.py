@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
-from costproof.algebra.evaluation import SymbolValues
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Conventions, Metric
@@ -19,6 +18,7 @@ from costproof.models.specs import Built, ExportJob, Run, Truncation
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.algebra.evaluation import SymbolValues
     from costproof.analytic.memory_tape import MemoryTape
     from costproof.estimate.routing import RoutedLayers
     from costproof.models.cache_dtype import BlockedCache
