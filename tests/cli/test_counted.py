@@ -48,7 +48,8 @@ def line(layers: str = "all layers") -> str:
     """What the first lines say of :data:`LLAMA`."""
     return (
         f"weights and cache float32, sdpa attention, {layers}, "
-        "1 key of the configuration not used (target.waived in JSON); bytes as if all weights were float32, "
+        "1 key of the configuration not used (target.waived in JSON); weight and traffic bytes "
+        "as if all weights were float32, "
         "the checkpoint is quantised: weights in fp8 ($.quantization_config)"
     )
 
@@ -58,7 +59,7 @@ FORMAT = "fp8 ($.quantization_config)"
 
 def stored(how: str) -> str:
     """What a command says of :data:`LLAMA` that takes its weights as they are stored."""
-    counted, _, _ = line().partition("; bytes as if")
+    counted, _, _ = line().partition("; weight and traffic bytes as if")
     return f"{counted}; weights as stored: {how}"
 
 

@@ -24,7 +24,7 @@ OPT = {
     "vocab_size": 50, "max_position_embeddings": 64, "word_embed_proj_dim": 32,
 }  # fmt: skip
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-AS_IF = "bytes as if all weights were bfloat16, the checkpoint is quantised: weights in fp8"
+AS_IF = "weight and traffic bytes as if all weights were bfloat16, the checkpoint is quantised: weights in fp8"
 WEIGHTS = 2 * (2 * 100 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64))
 """Two tables; of two layers Q and O, K and V of half the width, three matrices of the MLP, and the norms."""
 POLICY = "costproof_policy: 1\nlimits:\n- {metric: weight_bytes, increase: 0}\n"
@@ -231,7 +231,7 @@ def test_every_published_description_of_quantised_weights_is_told(model: str, tm
     done = costproof("roofline", target, "--on", "h100-sxm", cwd=tmp_path)
     told = " ".join(done.stdout.split())
     method = next(m for v in PUBLISHED[model].values() for m in [v["quant_method"] if isinstance(v, dict) else v])
-    as_if = "bytes as if all weights were bfloat16, the checkpoint is quantised: weights in "
+    as_if = "weight and traffic bytes as if all weights were bfloat16, the checkpoint is quantised: weights in "
     assert (done.code, as_if in told) == ((0, False) if model in LAYOUTS else (3, True))
     assert ("weights as stored: " in told) == (model in LAYOUTS)
     assert method in told

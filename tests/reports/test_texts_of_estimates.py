@@ -913,9 +913,9 @@ def compare_formulas(of: Page, s: Data) -> None:
 
 STATIC: Final = {
     "blocks": (
-        "Incomplete: bytes as if all weights were bfloat16, the checkpoint is quantised: weights in mxfp4 "
-        "(published); fewer than two sources give stored_bytes, stored_elements, resident_bytes, unpacking_flops, "
-        "unpacked_bytes and 1 more."
+        "Incomplete: weight and traffic bytes as if all weights were bfloat16, the checkpoint is quantised: weights in "
+        "mxfp4 (published); fewer than two sources give stored_bytes, stored_elements, resident_bytes, "
+        "unpacking_flops, unpacked_bytes and 1 more."
     ),
     "toy": "Exact: analytic, static and dynamic agree to the integer on all 29 quantities.",
 }

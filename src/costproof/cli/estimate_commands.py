@@ -69,7 +69,7 @@ def roofline(target: str, device: str, **choices: Any) -> object:
 @click.option("--reserve", metavar="SIZE", help="Memory left to the runtime: 2GB, 2GiB, bytes, or a fraction: 0.1.")
 @_MTP
 @options("config")
-@report_command("fits", "trust-remote-code", "rules")
+@report_command("fits", "trust-remote-code", "rules", "progress")
 def fits(target: str, device: str | None, **choices: Any) -> object:
     """Check whether TARGET fits into the memory of a device, and up to which batch and length.
 

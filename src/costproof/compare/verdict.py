@@ -65,10 +65,10 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def _uncounted_formats(capture: Capture) -> Iterator[str]:
-    """Yield a sentence if bytes of a quantised checkpoint are unknown, or fewer than two sources count them.
+    """Yield the reason why a report on a quantised checkpoint is incomplete, if there is one.
 
-    Stored weights have their own metrics, which two sources must have; a cache in eight or four bits must be counted so
-    (``--kv-dtype``).
+    Either fewer than two sources have the metrics of quantised weights (:data:`.metrics.OF_CHECKPOINT`), or the bytes
+    of a quantised cache are counted in the dtype of the run.
     """
     own = [x for x in capture.ledgers if x.source in ALL_SOURCES]
     said = quantised_clause(capture.target, capture.workload)

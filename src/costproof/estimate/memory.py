@@ -264,9 +264,10 @@ class Fits:
 
     @property
     def least_bytes(self) -> int | None:
-        """Return a lower bound of the memory peak: weights and buffers, plus cache, live peak or largest eager peak.
+        """Return a lower bound of the memory that the run holds at its peak: weights, buffers, and what is known above.
 
-        With a live peak the run is that of a graph, to which eager peaks say nothing: modules may hold tensors longer.
+        That is the live peak if it is known exactly, else the cache; without any live peak, the largest eager peak. A
+        live peak is of a run of the graph, which may release tensors earlier than modules that Python runs.
         """
         if self.live_bytes is None:
             return self.eager_least_bytes
@@ -276,14 +277,17 @@ class Fits:
 
     @property
     def eager_least_bytes(self) -> int | None:
-        """Return a lower bound for modules as written: weights and buffers, plus cache or largest known eager peak."""
+        """Return a lower bound of the peak if Python runs the modules: weights, buffers, and cache or eager peak."""
         if self.certain_bytes is None or self.lasting_bytes is None:
             return None
         return max(self.certain_bytes, self.lasting_bytes + (self.peak_bytes or 0))
 
     @property
     def eager_most_bytes(self) -> int | None:
-        """Return an upper bound for modules as written: weights, buffers, unpacked matrix and the sum of all peaks."""
+        """Return an upper bound of the peak if Python runs the modules: weights, buffers and all eager peaks.
+
+        With the largest quantised matrix, unpacked.
+        """
         parts = (self.held_weights, self.buffers_bytes, self.peaks_bytes)
         return exact_sum((*parts, self.unpacked_bytes or 0, self.attributes_bytes))
 

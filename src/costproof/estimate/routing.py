@@ -520,10 +520,11 @@ def _choices(routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh) ->
 def layer_copies(
     routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return layer -> rank -> receiver in its ``ep`` group -> copies of the rank's tokens, itself included.
+    """Return the number of token copies that ranks send, by layer with experts, sender and receiver.
 
-    In all calls of the stage. Tokens of the batch are those of the ranks one after another, and of a group along ``tp``
-    the slices of its ranks.
+    The result is indexed [layer][rank][receiver], over all calls of the stage. Receivers are the ranks of the sender's
+    ``ep`` group, or the nodes among which it is divided; copies that stay with the sender count too. In the file come
+    the tokens of the first rank, then those of the next; ranks along ``tp`` have slices of the tokens that they share.
 
     Args:
         unit: ``expert`` for a copy for each chosen expert, ``rank`` or ``node`` for one for each of these with any.

@@ -465,9 +465,11 @@ def cache_counted(target: TargetInfo, workload: Workload) -> TargetInfo:
 def _as_if(target: TargetInfo, dtype: str) -> str:
     if not target.quantised:
         return ""
+    # Stored and resident bytes have the format; weight bytes, cache bytes and traffic do not.
     which = " and ".join(f"all of the {part}" if part == "cache" else f"all {part}" for part in target.quantised)
+    what = " and ".join("weight" if part == "weights" else part for part in target.quantised)
     formats = "; ".join(f"{part} in {text}" for part, text in target.quantised.items())
-    return f"bytes as if {which} were {dtype}, the checkpoint is quantised: {formats}"
+    return f"{what} and traffic bytes as if {which} were {dtype}, the checkpoint is quantised: {formats}"
 
 
 def unknown_bytes(target: TargetInfo, workload: Workload) -> frozenset[Metric]:

@@ -137,7 +137,7 @@ class Sharing(Protocol):
     def held_by(self, role: str, metric: Metric) -> tuple[int, str]:
         """Return the sum of a cost over ranks with one batch, relative to one device, and the name of copies."""
 
-    def by_terms(self, one: Ledger) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
+    def by_terms(self) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
         """Return the metrics of memory and of work whose duplicates :meth:`excess` gives."""
 
     def added_by_collectives(

@@ -34,13 +34,13 @@ from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, V
 from costproof.opgraph.kept import KeptWork, PairCounter, kept_work
 from costproof.opgraph.merge import evidence, merge_unknown
 from costproof.opgraph.regions import RegionTraffic
-from costproof.opgraph.reuse import AvoidableTraffic, PackedReads, avoidable_recounts, floors, hidden_again, in_numbers
+from costproof.opgraph.reuse import AvoidableTraffic, PackedReads, avoidable_recounts, floors, hidden_again
 from costproof.opgraph.rules.attention import is_flash
 from costproof.opgraph.rules.collectives import ranks_of
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical, overwrites, source_kind
 from costproof.opgraph.rules.registry import UnknownCost
-from costproof.opgraph.rules.sizes import nbytes, numel, prod, total
+from costproof.opgraph.rules.sizes import in_numbers, nbytes, numel, prod, total
 
 StageLocator = Callable[[str, int], tuple[str, str] | None]
 """Function from (module path, call number) to (stage, invocation); ``None`` for wrapper code that is not counted."""

@@ -20,7 +20,7 @@ from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.rules.attention import FLEX
 from costproof.opgraph.rules.cost import OpCost, ScoreGrid
 from costproof.opgraph.rules.names import canonical, overwrites
-from costproof.opgraph.rules.sizes import numel, prod, total
+from costproof.opgraph.rules.sizes import in_numbers, numel, prod, total
 
 _TRIANGLES: Final = frozenset({"tril", "triu"})
 _ADDING: Final = frozenset({"baddbmm", "addmm"})
@@ -116,21 +116,14 @@ _SCORE: Final = 1 + 5
 
 
 def _of_flexible(op: OpCall, counted: Size) -> tuple[int, int]:
-    """Return the vector FLOPs of a flex_attention call at small sizes: as counted, and by its definition.
+    """Return the vector FLOPs of a flex_attention call, symbolic ones at one size: as counted, and by definition.
 
     No other source counts them by a rule of its own. Each score of a query of each head with each key takes
     :data:`_SCORE` and what the score function states.
     """
     (batch, heads, queries, _), keys = op.tensors[0].shape, op.tensors[1].shape[-2]
     again = prod((batch, heads, queries, keys, _SCORE + op.attrs["score_flops"]))
-    if isinstance(counted, int) and isinstance(again, int):
-        return counted, again
-    import sympy
-
-    each = (sympy.sympify(counted), sympy.sympify(again))
-    symbols = sorted(each[0].free_symbols | each[1].free_symbols, key=str)
-    at = {symbol: 7 + 4 * i for i, symbol in enumerate(symbols)}
-    return tuple(int(size.subs(at)) for size in each)  # type: ignore[return-value]
+    return in_numbers(counted), in_numbers(again)
 
 
 def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:

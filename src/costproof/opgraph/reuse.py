@@ -23,7 +23,7 @@ from costproof.opgraph.graph import Size, Value
 from costproof.opgraph.kept import KeptWork
 from costproof.opgraph.regions import R, RegionTraffic, Traffic
 from costproof.opgraph.rules.cost import OpCost
-from costproof.opgraph.rules.sizes import nbytes, prod, smaller, total
+from costproof.opgraph.rules.sizes import in_numbers, nbytes, prod, smaller, total
 
 RETURNED: Final = "return."
 """Prefix of the name of a returned tensor; the index of the tensor follows, from 0."""
@@ -127,11 +127,6 @@ def avoidable_recounts(
             yield Recount("graph", module or "(root)", SPARED, in_numbers(found), again)
     more = in_numbers(total(floor)) - in_numbers(total(every))
     yield Recount("graph", SPARED_AT_FLOOR, "more than of the modules", max(0, more), 0)
-
-
-def in_numbers(size: Size) -> int:
-    """Return the value of a size at 60 for every symbol, so that divisions by small factors have no remainder."""
-    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, 60)))
 
 
 def hidden_again(costed: CostedGraph, kept: Mapping[int, KeptWork], hidden: frozenset[str]) -> frozenset[str]:

@@ -94,8 +94,9 @@ class RegimeRange:
 
 
 EQUAL_BATCHES: Final = "limits of the batch are among those of which all ranks have equal parts"
-ONE_ROUTING: Final = "no limits are solved: the routing of --pairs is that of one batch and length"
 """Note that limits of the batch are searched only among batches that all ranks share equally."""
+ONE_ROUTING: Final = "no limits are solved: the routing of --pairs is that of one batch and length"
+"""Note that a routing file says how many tokens there are, so that no other number can be tried."""
 
 
 class SettingCurve(_RunFamily):

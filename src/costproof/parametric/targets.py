@@ -229,7 +229,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         run = replace(workload, inputs={**inputs, RANK: workload.rank % (mesh.world // mesh.pp)})
         values = {(c.stage, c.id): c.symbols for c in target.invocations(run)}
         undivided = _rank_costs(_terms(stored_formulas(target, run)), counted, values, config)
-    held, done = sharing.by_terms(one)
+    held, done = sharing.by_terms()
     copies = (*_duplicates(one, workload, sharing),)
     stored = sum(d.amount for d in copies if (d.stage, d.metric) == ("", "weight_bytes"))
     stored += one.total("weight_bytes") or 0
@@ -302,9 +302,10 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
 
 
 def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
-    """Yield each method of dispatching tokens to experts of other ranks; empty if all ranks share one batch.
+    """Yield what each method of sending tokens to the experts of other ranks costs the counted rank.
 
-    It is empty too if only the pairs of ranks are given, not the choices of tokens.
+    None if ranks do not divide the experts, if those that do share one batch, or if the run is given only numbers of
+    pairs, which do not say how many copies of a token a method sends.
     """
     mesh, routed, pairs = workload.mesh, sharing.routed, str(workload.inputs.get(PAIRS, ""))
     if mesh.batches == 1 or routed is None or (pairs and is_table(pairs)):
@@ -361,7 +362,7 @@ def _of_terms(target: Sharded, one: Ledger, workload: Workload, sharing: Sharing
     alone = _values(target, replace(workload, inputs=_of_one(workload)))
     ranks = [r for r in range(mesh.world // mesh.pp) if not mesh.coordinates(r).tp]
     each = [_values(target, replace(workload, inputs={**workload.inputs, RANK: r})) for r in ranks]
-    held, done = sharing.by_terms(one)
+    held, done = sharing.by_terms()
     common = {**config, **shared_values(alone.values())}
     for stage, metric in (*(("", m) for m in held), *((s, m) for s in one.stages for m in done)):
         if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:

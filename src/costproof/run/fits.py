@@ -36,6 +36,7 @@ from costproof.ledger.mesh import PAIRS, RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.plural import plural
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload, cache_counted
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.native import NOT_KNOWN
@@ -85,6 +86,7 @@ def fits(
     next_token: int = 0,
     rules: Files = (),
     trust_remote_code: bool = False,
+    progress: Progress = silent,
 ) -> Fits:
     """Return whether a run fits into a memory, with the bytes that the run takes and the limits of its settings.
 
@@ -102,6 +104,7 @@ def fits(
             activations are left out, since the run is that of the model without them.
         rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
+        progress: is told how far exports of a target without formulas are.
 
     Raises:
         BadInput: there is no such target or device, or no memory is known.
@@ -112,7 +115,8 @@ def fits(
     whole = _memory_limit(device, memory)
     kept_free = _reserve(reserve, whole)
     check_counted(rules, trust_remote_code, target)
-    read = partial(read_operand, config=config, rules=rules, trust_remote_code=trust_remote_code)
+    trusted = partial(read_operand, rules=rules, trust_remote_code=trust_remote_code)
+    read = partial(trusted, config=config, progress=progress)
     room = _Room(device, whole - kept_free, kept_free, next_token)
     found = read(target)
     mesh = found.baseline.workload.mesh
@@ -324,7 +328,8 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
     run, workload = read.exported, found.workload.gathered
     try:
         same = run is not None and run.workload == workload
-        peaks = run.graph_peaks(workload) if run and same else graph_peaks(target, workload)
+        said = silent if run is None else run.progress
+        peaks = run.graph_peaks(workload) if run and same else graph_peaks(target, workload, said)
     except Incomplete as error:
         return replace(found, notes=(*found.notes, f"graph peak not known: {error.line}"))
     stages = tuple(replace(stage, live_bytes=peaks.get(stage.id)) for stage in found.stages)
@@ -530,7 +535,7 @@ def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: 
         of = run
         if cached and setting == "batch" and run.workload.batch == 1 and certain <= room:
             with suppress(BadInput, Incomplete):  # otherwise the limit is not solved, for this reason
-                of = export_target(run.target, replace(run.workload, batch=2)).exported or run
+                of = export_target(run.target, replace(run.workload, batch=2), run.progress).exported or run
         if cached:
             yield from of.limits(setting, certain, room)
 

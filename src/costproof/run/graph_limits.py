@@ -22,6 +22,7 @@ from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import PAST, Workload
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable
@@ -61,6 +62,7 @@ class GraphRun:
     """Memoized graph peaks of the stages, by (batch, text tokens)."""
     holding: list[tuple[str, frozenset[str], tuple[Condition, ...]]] = field(default_factory=list, compare=False)
     """Memoized result of :meth:`_graphs`."""
+    progress: Progress = field(default=silent, compare=False)
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
         """Yield the first setting value at which the cache and the constant bytes together exceed the memory.
@@ -252,7 +254,7 @@ class GraphRun:
         """Return :func:`graph_peaks` of this run with the batch and the tokens of a workload, memoized."""
         key = workload.batch, workload.text_tokens
         if key not in self.peaks:
-            self.peaks[key] = graph_peaks(self.target, workload)
+            self.peaks[key] = graph_peaks(self.target, workload, self.progress)
         return self.peaks[key]
 
     def _at(self, setting: str, at: int) -> Workload:
@@ -373,7 +375,7 @@ class GraphRun:
         return found
 
 
-def graph_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
+def graph_peaks(target: Exportable, workload: Workload, progress: Progress = silent) -> dict[str, int]:
     """Return the graph peak of each stage.
 
     Raises:
@@ -383,7 +385,7 @@ def graph_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
     from costproof.tracers.peaks.calls import released_peaks  # imports torch
 
     with count_lock():
-        return released_peaks(target, workload)
+        return released_peaks(target, workload, progress)
 
 
 def _on_line(peaks: Mapping[int, int], room: int) -> int:

@@ -15,6 +15,7 @@ from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import ROWS, Workload
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.registry import TARGETS, load_target
@@ -56,6 +57,7 @@ def read_operand(
     rules: Files = (),
     trust_remote_code: bool = False,
     by_graph: bool = False,
+    progress: Progress = silent,
 ) -> Operand:
     """Read one operand of a command: a baseline or capture from a file or git, or a target with settings.
 
@@ -66,6 +68,7 @@ def read_operand(
         rules: Python files with operator rules, which are executed, for a target.
         trust_remote_code: whether the code of a snapshot that is a target may run.
         by_graph: count a target by its exported graph even if it has formulas.
+        progress: is told how far exports are.
 
     Raises:
         BadInput: it is none of these, or several of them, or cannot be read or counted.
@@ -77,7 +80,7 @@ def read_operand(
     text = os.fspath(given)
     if names_target(text):
         with count_lock(rules):
-            return _count_target(text, config, trust_remote_code, by_graph)
+            return _count_target(text, config, trust_remote_code, by_graph, progress)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
     return _of_file(*file_at(text))
@@ -198,11 +201,13 @@ def target_with_settings(
     return target, build_workload(target, asked.workload)
 
 
-def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool) -> Operand:
+def _count_target(
+    text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool, progress: Progress
+) -> Operand:
     """Return the operand of a target, counted by its formulas or, without formulas, by its exports."""
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
-        return export_target(target, work)
+        return export_target(target, work, progress)
     return Operand(baseline_by_formulas(target, work), target, counted=True, origin=target)
 
 
@@ -214,7 +219,7 @@ def baseline_by_formulas(target: WithKeys, work: Workload) -> Baseline:
     return fold_capture(Capture(target.conventions(work), info, work, environment(), calls, ledgers))
 
 
-def export_target(target: Target, work: Workload) -> Operand:
+def export_target(target: Target, work: Workload, progress: Progress = silent) -> Operand:
     """Return the operand of a run that is counted by its exported graphs.
 
     Raises:
@@ -224,10 +229,12 @@ def export_target(target: Target, work: Workload) -> Operand:
     from costproof.run.prepare import Prepared
 
     require("trace", "counting by an exported graph")
-    found = count_sources(Prepared(target, work, ("static",))).capture
+    found = count_sources(Prepared(target, work, ("static",)), progress).capture
     if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
         found = replace(found, modules=module_kinds(target.build(work)))
-    run = GraphRun(target, work, found.ledger("static")) if isinstance(target, Exportable) else None
+    run = None
+    if isinstance(target, Exportable):
+        run = GraphRun(target, work, found.ledger("static"), progress=progress)
     return Operand(fold_capture(found), None, exported=run, origin=target, runs_all=_runs_all(found))
 
 

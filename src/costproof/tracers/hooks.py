@@ -165,7 +165,8 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
         if not (tensor.is_meta or place in parameters):
             continue
         if own.is_floating_point() and (place not in own_tensors or own.numel() > _MOST_KEPT) and not hides(own):
-            judge.values.add(tensor, PLAIN) if place in own_tensors else None
+            if place in own_tensors:
+                judge.values.add(tensor, PLAIN)
         else:
             judge.values.add(tensor, own.detach().cpu().clone())
     with (

@@ -1,11 +1,13 @@
 """Count the vector FLOPs of quantised formats, and the bytes that reading weights in them saves.
 
 Vector FLOPs are those of unpacking weights, quantising inputs, and scaling products. A model runs unquantised, so
-neither a graph nor a run of it has this work. Each matrix is therefore unpacked
-separately, from the tensors that its checkpoint stores, on meta; the operators are costed by the rules of all
-operators. The static source exports a reference on whole matrices; the dynamic one runs separate code at the
-dispatcher, group by group as kernels do, or the code of transformers. Integers are only made there, since their work is
-0.
+neither a graph nor a run of it has this work. Each matrix is therefore unpacked separately, from the tensors that its
+checkpoint stores, on meta; the operators are costed by the rules of all operators. The static source exports a
+reference on whole matrices; the dynamic one runs separate code at the dispatcher, group by group as kernels do, or the
+code of transformers. Integers are only made there, since their work is 0.
+
+Bytes saved are what a module is smaller by, as it is stored, times the reads that the graph or the run has of it. The
+size is that of the layout for the static source, and of the module that transformers builds for the dynamic one.
 """
 
 from __future__ import annotations

@@ -446,7 +446,10 @@ def _cache(value: object) -> str:
 
 
 def _cache_formats(described: Mapping[str, Any]) -> set[str]:
-    """Return the cache formats in quantisation settings, read once more: from their text, wherever the keys are."""
+    """Return the names of key/value cache formats that a regular expression finds in the text of the settings.
+
+    A second reading, to check the first one, which looks up keys.
+    """
     sections = ("quantization_config", "compression_config")
     inner = described.get("text_config") or {}
     text = json.dumps([described.get("beside", {}), *(of.get(key) for of in (described, inner) for key in sections)])

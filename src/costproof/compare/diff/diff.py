@@ -162,7 +162,7 @@ def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tup
 
 
 def _counts(place: tuple[str, Metric], one_sided: Container[tuple[str, Metric]], silent: Sized) -> bool:
-    """Return whether a diff is incomplete because of a metric that cannot be compared.
+    """Return whether a metric that only one side has makes the diff incomplete.
 
     Communication does although it is optional: every mesh has it, and one device has zeros in its place.
     """

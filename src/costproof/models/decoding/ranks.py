@@ -36,7 +36,7 @@ class NativeOnRanks(Native[N]):
         return self.decoder
 
     def build(self, workload: Workload) -> nn.Module:
-        """Return the model to export; on several devices, the counted rank's part.
+        """Return the model to export: the whole model, or on several devices what the counted rank holds of it.
 
         Raises:
             Incomplete: no graph counts a rank of this mesh.
@@ -90,7 +90,10 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
 
 
 def _splits(model: Any, workload: Workload) -> tuple[Splits, ...]:
-    """Return the pairs that the rank sends and gets in each layer with experts, whose sizes are those of the model."""
+    """Return, for each layer with experts, how many (token, expert) pairs the counted rank exchanges with others.
+
+    Empty if ranks gather tokens instead. The number of layers and experts is that of the model.
+    """
     if DISPATCH not in workload.inputs:
         return ()
     layers = [model.get_submodule(path) for path in expert_paths(model)]
@@ -177,7 +180,7 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
 COPIED: Final = "key/value heads are copied before transformers splits them, since it cannot split fewer than ranks"
 """Note in results of models with fewer key/value heads than ranks (issue 48307 of transformers)."""
 PADDED: Final = "the vocabulary is padded before transformers splits it, since it has no padding"
-"""Note in results of models with padding in their vocabulary."""
+"""Note on a run whose embedding and output projection got rows of zeros, so that ranks have equal parts."""
 _RANK: Final = "_costproof_rank"
 """Attribute of a distributed model that holds its rank."""
 
@@ -284,9 +287,10 @@ def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:
 
 
 def _pad_vocabulary(model: nn.Module, plan: Plan, multiple: int) -> None:
-    """Add rows of zeros to the tables that a plan splits, to a multiple; tied tables stay tied.
+    """Pad the vocabulary: add rows of zeros to embedding and output projection, up to a multiple of a number.
 
-    As ``VocabParallelEmbedding`` of vLLM and of Megatron-LM.
+    Only to those that the plan splits; a table that both share stays shared. As ``VocabParallelEmbedding`` of vLLM and
+    of Megatron-LM.
     """
     import torch
 
@@ -305,7 +309,7 @@ def _pad_vocabulary(model: nn.Module, plan: Plan, multiple: int) -> None:
 
 
 def _drop_padding(model: Any, vocabulary: int) -> None:
-    """Make the head return only the logits of the vocabulary."""
+    """Wrap the output projection so that it does not return the logits of padded rows."""
     head = model.get_output_embeddings()
     if getattr(head, "out_features", vocabulary) == vocabulary:
         return

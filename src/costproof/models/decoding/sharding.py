@@ -447,8 +447,8 @@ class Shards:
             return self.mesh.tp, _why_whole(role, part, latent=latent)
         return (self.copies, KV_COPIES) if of_kv else (1, "")
 
-    def by_terms(self, one: Ledger) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
-        """Return the metrics of memory and of work whose duplicates :meth:`excess` gives."""
+    def by_terms(self) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
+        """Return the metrics of memory and of work whose duplicates :meth:`excess` gives, on this mesh."""
         held = OF_MEMORY[:1] if self.mesh.fsdp > 1 else OF_MEMORY
         if self.exchanges:  # whose numbers of rows depend on the routing
             return OF_MEMORY[1:], ()
@@ -478,7 +478,7 @@ class Shards:
                 if dict(self.biased).get(role) and tp > 1:
                     yield BIASES, (1 if prompt else tp) * total(role, "output_bytes") // item
         if metric == "weight_read_bytes" and self.mesh.fsdp > 1:
-            yield "parts of parameters that ranks read to gather them", stored * (one_calls(one, stage))
+            yield "parts of parameters that ranks read to gather them", stored * _calls(one, stage)
         if metric in OF_MEMORY and self.tied:
             held, both = total("text.embedding", metric), self.mesh.dp * self.mesh.cp * self.mesh.fsdp
             if metric == "resident_bytes":
@@ -490,13 +490,10 @@ class Shards:
     def excess(
         self, role: str, metric: str, expr: str, one: SymbolValues, ranks: Sequence[SymbolValues]
     ) -> Iterator[tuple[str, int]]:
-        """Yield what all ranks have more of a cost than one device, by cause.
+        """Yield the result of :meth:`~costproof.models.target.Sharing.excess`, by cause.
 
-        Args:
-            role: of a module, as formulas name it.
-            expr: formula of its cost on one device.
-            one: values of the formula's symbols on one device.
-            ranks: those on the first rank of each group with one batch.
+        It is the formula of one device at a rank's own numbers of the sizes that ranks divide, summed over ranks, less
+        the cost of one device; and of that sum what is left without these sizes, which each rank has in full.
         """
         formula, mesh, tp = compile_expression(expr), self.mesh, self.mesh.tp
 
@@ -837,7 +834,6 @@ _OF_WEIGHTS: Final = frozenset({*OF_MEMORY, "weight_read_bytes"})
 _REPEATED: Final[Mapping[str, str]] = {
     "input_bytes": "inputs of split modules, which every rank reads",
     "output_bytes": "results of split modules, which every rank writes",
-    "unfused_bytes": "tensors of split modules that every rank has whole",
 }
 """Names of the part of a split module's cost that every rank has in full, by metric."""
 _LATENTS: Final = (".q_down", ".q_norm", ".kv_down", ".kv_norm")
@@ -887,7 +883,7 @@ def _tables(config: SharedDecoder, style: DecoderStyle | None, stages: int) -> t
     return tuple(min(most, len({windows[i] for i in part})) for part in parts)
 
 
-def one_calls(one: Ledger, stage: str) -> int:
+def _calls(one: Ledger, stage: str) -> int:
     """Return how often a stage is called."""
     return sum(n.cost("calls") or 0 for n in one.nodes if n.stage == stage and n.role == "text")
 

@@ -104,3 +104,8 @@ def _sign(difference: Size) -> int | None:
     if all(c >= 0 for c in coefficients):
         return 1
     return -1 if all(c <= 0 for c in coefficients) else None
+
+
+def in_numbers(size: Size) -> int:
+    """Return the value of a size at 60 for every symbol, so that divisions by small factors have no remainder."""
+    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, 60)))
