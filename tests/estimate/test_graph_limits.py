@@ -30,6 +30,8 @@ OLMO2: dict[str, Any] = {
 
 
 ROOM: Final = 46_000
+PHASES: Final = set[str]()
+"""Phases that a progress bar has been told."""
 WIDE: Final = 240_000
 """Room for a text as long as the context."""
 
@@ -45,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def answer(folder: Path, own: str, memory: int = ROOM) -> Fits:
     """Return whether the run fits; two tests look at it."""
-    return costproof.fits(f"hf:{folder}/c.json,{own}", memory=memory)
+    return costproof.fits(f"hf:{folder}/c.json,{own}", memory=memory, progress=lambda phase, *_: PHASES.add(phase))
 
 
 @cache
@@ -60,6 +62,7 @@ def live(folder: Path, batch: int, text_tokens: int) -> int:
 @pytest.mark.usefixtures("one_process")
 def test_a_model_without_formulas_has_the_limits_of_its_graphs(folder: Path) -> None:
     found = answer(folder, "batch=2,seq-len=10", WIDE)
+    assert {"export", "peaks"} <= PHASES
     # Two tables, four matrices of attention, three of the MLP, five norms.
     weights = 2 * (2 * 64 * 32 + 4 * 32 * 32 + 3 * 32 * 48 + 5 * 32)
     assert found.weights_bytes == weights

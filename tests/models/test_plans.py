@@ -151,6 +151,9 @@ AGREE: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...
     "vllm, latents": ("deepseek-v3", LATENT, {"tp": 4, "rank": 3, "batch": 2, "plan": "vllm"}, ("static",)),
     "vllm, by expert": ("deepseek-v2", LATENT, {"tp": 2, "ep": 2, "rank": 1, "plan": "vllm"}, ("static",)),
     "vllm, biases and sinks": ("gpt-oss", MIXED, {"tp": 4, "rank": 3, "plan": "vllm"}, ("static",)),
+    "vllm, capped logits": (  # those of 102 entries, and none of the padding
+        "gemma2", {"layers": 1, "logits_capped": True}, {"tp": 2, "plan": "vllm"}, ("static", "dynamic")
+    ),
     "vllm, run": ("llama", {"vocab": 128}, {"tp": 2, "rank": 1, "plan": "vllm"}, ("static", "dynamic")),
     "megatron, biases": (
         "llama", {"attention_bias": True, "mlp_bias": True, "layers": 1}, {"tp": 4, "rank": 3, "plan": "megatron"},
