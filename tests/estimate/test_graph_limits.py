@@ -62,7 +62,7 @@ def live(folder: Path, batch: int, text_tokens: int) -> int:
 @pytest.mark.usefixtures("one_process")
 def test_a_model_without_formulas_has_the_limits_of_its_graphs(folder: Path) -> None:
     found = answer(folder, "batch=2,seq-len=10", WIDE)
-    assert {"export", "peaks"} <= PHASES
+    assert {"static", "peaks"} <= PHASES
     # Two tables, four matrices of attention, three of the MLP, five norms.
     weights = 2 * (2 * 64 * 32 + 4 * 32 * 32 + 3 * 32 * 48 + 5 * 32)
     assert found.weights_bytes == weights
