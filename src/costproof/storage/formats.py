@@ -260,6 +260,8 @@ class CompressedTensors(Format):
     """Whether inputs have a global scale, in addition to the scales of groups."""
     input_zero: bool = False
     """Whether inputs have a stored zero point."""
+    input_bits: int = 8
+    """Bits of quantised inputs."""
 
     @property
     def title(self) -> str:
@@ -270,12 +272,12 @@ class CompressedTensors(Format):
 
     @property
     def products(self) -> str:
-        """Return the dtype of matrix products if inputs are quantised like weights; empty: weights are unpacked."""
+        """Return the dtype of matrix products, the wider of weights and inputs; empty: weights are unpacked."""
         if not self.inputs or self.layout in ("pack-quantized", "mxfp4-pack-quantized"):
             return ""
-        if self.bits != 8:
-            return "other"
-        return "float8" if self.is_float else "int8"
+        if self.is_float:
+            return {8: "float8", 4: "float4"}.get(max(self.bits, self.input_bits), "other")
+        return "int8" if self.bits == 8 else "other"
 
     @property
     def unit(self) -> tuple[int, int]:
@@ -571,8 +573,8 @@ class Nvfp4(Format):
 
     @property
     def products(self) -> str:
-        """Return the dtype of matrix products: ``other``, for four bits, since inputs have four bits too."""
-        return "other" if self.title else ""
+        """Return the dtype of matrix products: float4, since inputs are quantised too."""
+        return "float4" if self.title else ""
 
     @property
     def unit(self) -> tuple[int, int]:
