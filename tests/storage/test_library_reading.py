@@ -287,7 +287,7 @@ FP8_INPUTS = {"weights": {"type": "float"}, "input_activations": {"num_bits": 8}
         ({"quant_method": "bitsandbytes", "load_in_4bit": 1, "load_in_8bit": True}, {""}),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"int8"}),
         ({"quantization": {"quant_algo": "NVFP4"}}, {"float4"}),
-        ({"quant_method": "fp8", "expert_dtype": "fp4"}, {"float8", ""}),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, {"float8"}),
         ({"quant_method": "fp8", "expert_dtype": "fp8"}, {"float8"}),
         ({"bits": 4, "group_size": 64}, None),
     ],

@@ -145,22 +145,31 @@ def _scale_name(model_type: str) -> str:
 
 FP4_GROUP: Final = 32
 """Number of columns that share a scale in the experts of DeepSeek-V4."""
+FP4_INPUT_GROUP: Final = 128
+"""Number of columns of their inputs that share a scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fp4(Format):
     """FP4 format of experts in an fp8 checkpoint (``expert_dtype``): E2M1, two columns in a byte, scales of 32 columns.
 
-    One expert of a stack is a linear layer here. Inputs stay in the run's dtype, as in the kernels of GPUs without
-    products of four bits by eight (Marlin on Hopper); where a GPU has them, inputs are quantised to fp8.
+    One expert of a stack is a linear layer here. Inputs are quantised to fp8, with a scale for 128 columns.
     """
 
     title: ClassVar[str] = "fp4, scales for groups"
-    source: ClassVar[str] = "headers of DeepSeek-V4-Flash and V4-Pro; transformers FP8Experts with expert_dtype fp4"
+    source: ClassVar[str] = (
+        "headers of DeepSeek-V4-Flash and V4-Pro; transformers FP8Experts with expert_dtype fp4; "
+        "DeepSeek's inference code, fp4_gemm, which multiplies in fp8"
+    )
 
     powers: bool = True
     """Whether scales are powers of two (``scale_fmt``)."""
     model_type: str = ""
+
+    @property
+    def products(self) -> str:
+        """Return the dtype of matrix products: float8, that of inputs, which is the wider one."""
+        return "float8" if self.title else ""
 
     @property
     def scale_dtype(self) -> str:

@@ -44,7 +44,7 @@ def products_stated(described: str) -> frozenset[str] | None:
         return frozenset(known[one] for one in every_one) if algorithm and every_one <= known.keys() else None
     match stated.get("quant_method", "").replace("_", "-"):
         case "fp8":
-            return frozenset({"float8", ""} if stated.get("expert_dtype") == "fp4" else {"float8"})
+            return frozenset({"float8"})  # also of experts in fp4, whose inputs are in fp8
         case "bitsandbytes":
             four = any(value for key, value in every if key.removeprefix("_") == "load_in_4bit")
             return frozenset({"" if four else "int8"})
