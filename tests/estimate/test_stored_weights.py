@@ -111,6 +111,13 @@ def test_nvfp4_multiplies_in_four_bits_where_the_device_does(tmp_path: Path) -> 
     assert any("no peak of float4: weights are unpacked and multiplied in bfloat16" in note for note in on_h100.notes)
 
 
+@pytest.mark.parametrize(("on", "said"), [("b200-sxm", True), ("h100-sxm", False)])
+def test_mxfp4_says_what_bounds_other_kernels(on: str, said: bool) -> None:
+    found = roofline("gpt-oss-20b@chat,text_tokens=4,new_tokens=1", on=on)
+    assert any("--math float8" in note for note in found.notes) is said
+    assert found.dtype == "bfloat16"
+
+
 def test_unpacking_leaves_other_products_their_usual_dtype() -> None:
     """Float32 convolutions run in TF32 also where the format of weights is unpacked."""
     of = Arithmetic("bfloat16", unpacked=frozenset({"float8"}))

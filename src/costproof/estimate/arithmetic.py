@@ -22,7 +22,8 @@ ByDtype = dict[str, int]
 """FLOPs by dtype of the multiplication."""
 INT8: Final = "int8"
 OTHER: Final = ARITHMETIC[-1]
-UNPACKED_DTYPES: Final = ("float8", "float4")
+FLOAT4: Final = "float4"
+UNPACKED_DTYPES: Final = ("float8", FLOAT4)
 """Dtypes of formats that engines unpack to the dtype of the run on a device that does not multiply in them."""
 CONVOLUTION: Final = "tf32"
 """Name of the arithmetic that torch uses by default for float32 convolutions and recurrent layers."""

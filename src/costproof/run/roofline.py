@@ -42,6 +42,7 @@ from costproof.estimate.roofline import (
     ThresholdPoint,
     bounds,
     choose_source,
+    device_arithmetic,
     peaks_of,
     roof,
     unpacking_time,
@@ -136,13 +137,9 @@ def roofline(
     run_dtype, notes, shared = side.workload.dtype, side.notes, _sharing(side.workload)
     if shared > 1:
         folded, notes = _mean_counts(folded, side.workload), (*notes, _MEAN)
-    unknown = {one for one in ARITHMETIC if device.bounding_peak(one) is None}
-    arithmetic, dtype = arithmetic_of(folded, run_dtype, math, unknown)
-    if arithmetic.unpacked:
-        lacking = " or ".join(sorted(arithmetic.unpacked))
-        notes = (*notes, f"{device.name} has no peak of {lacking}: weights are unpacked and multiplied in {run_dtype}")
+    arithmetic, dtype, said = device_arithmetic(device, folded, run_dtype, math, side.target.quantised)
     check_recounts(arithmetic_recounts(folded, run_dtype, math, device, (arithmetic, dtype)))
-    notes += ((_GATHERED,) if mesh.fsdp > 1 else ()) + ((EQUAL_BATCHES,) if mesh.batches > 1 else ())
+    notes += said + ((_GATHERED,) if mesh.fsdp > 1 else ()) + ((EQUAL_BATCHES,) if mesh.batches > 1 else ())
     if microbatches is not None or schedule is not None:
         notes = (*notes, _bubble(side, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)
