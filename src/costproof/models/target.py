@@ -111,7 +111,7 @@ SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 """Cause in a :class:`Sharing` and in sums over ranks: costs that each rank along ``cp`` has again."""
 OF_MEMORY: Final[tuple[Metric, ...]] = ("params_active", "stored_bytes", "stored_elements", "resident_bytes")
 OF_WORK: Final[tuple[Metric, ...]] = (
-    "calls", "vector_flops", "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes",
+    "calls", "vector_flops", "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "unfused_bytes",
 )  # fmt: skip
 """Metrics whose duplicates are given term by term (:meth:`Sharing.excess`)."""
 
@@ -155,6 +155,18 @@ class Sharing(Protocol):
             expr: formula of its cost on one device.
             one: values of the formula's symbols on one device.
             ranks: those on the first rank of each group with one batch.
+        """
+
+    def moved(
+        self, role: str, metric: Metric, one: SymbolValues, ranks: Sequence[SymbolValues], modules: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yield what the exchange with other ranks adds to a cost of all modules of a role in a call, by cause.
+
+        Args:
+            role: of a module, as formulas name it.
+            one: values of the symbols on one device.
+            ranks: those on the first rank of each group with one batch.
+            modules: number of modules of the role.
         """
 
     def copies_of_batches(self, role: str, metric: Metric) -> int:

@@ -352,8 +352,8 @@ def _of_terms(target: Sharded, one: Ledger, workload: Workload, sharing: Sharing
     """Yield the duplicates in metrics of which some terms of a module's formula are divided and others are not.
 
     A rank evaluates the formula of one device with its own numbers of the sizes that ranks divide, such as heads. What
-    is left of it without any of these sizes, every rank has in full. :meth:`Sharing.added_by_collectives` gives what
-    collectives add.
+    is left of it without any of these sizes, every rank has in full. :meth:`Sharing.moved` and
+    :meth:`Sharing.added_by_collectives` give what exchanges with other ranks add.
 
     Args:
         stored: bytes of parameters that all ranks together store.
@@ -378,6 +378,12 @@ def _of_terms(target: Sharded, one: Ledger, workload: Workload, sharing: Sharing
             known = [{**config, **of} for of in parts if of is not None]
             for why, amount in sharing.excess(role, metric, expr, {**config, **whole}, known):
                 copies[why] += alike * amount
+        called = [n for n in one.nodes if n.stage == stage and n.invocation and not n.kind]
+        bear = Counter((n.role, n.invocation) for n in called if metric in n.exprs)
+        for (role, call), modules in {**Counter((n.role, n.invocation) for n in called), **bear}.items():
+            known = [{**config, **of[stage, call]} for of in each if (stage, call) in of]
+            for why, amount in sharing.moved(role, metric, {**config, **alone[stage, call]}, known, modules):
+                copies[why] += amount
         for why, amount in sharing.added_by_collectives(one, stage, metric, FLOAT_BYTES[workload.dtype], stored):
             copies[why] += amount
         for why, amount in copies.items():
