@@ -233,6 +233,17 @@ class Shards:
     """Whether rotary embedding rotates pairs of elements, see :attr:`DecoderStyle.pairs`."""
     absorbs: bool = False
     """Whether decode steps of latent attention absorb the expansion of latents."""
+    windows: tuple[frozenset[int], ...] = ()
+    """Window lengths of the layers of the model, then of each pipeline stage, whose eager attention is given masks: one
+    mask for each length. Empty if no masks are given."""
+    shares_table: bool = False
+    """Whether the output projection reads the table of the embedding, on one device."""
+    capped_logits: bool = False
+    """Whether logits pass a soft cap."""
+    mixtures: int = 0
+    """Number of the model's layers with routed experts."""
+    biased_experts: bool = False
+    """Whether experts have biases, see :class:`~costproof.analytic.experts.ClampedExperts`."""
     gathered_weights: bool = False
     """Whether the kernel of the experts gathers the weights of each row (``batched_mm``)."""
 
@@ -261,6 +272,9 @@ class Shards:
             keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
             uneven=bool(workload.gathered_batches), tables=_tables(config, style, mesh.pp),
             last_logits=workload.logits == "last", gathered_weights=workload.experts == "batched_mm",
+            shares_table=config.tied, windows=_windows(config, mesh.pp) if workload.attention == "eager" else (),
+            mixtures=sum(routed_layers(config)), capped_logits=style is not None and style.logits_capped,
+            biased_experts=style is not None and style.clamped_experts,
             turns_pairs=style is not None and style.pairs, absorbs=workload.inputs.get("decoding") == "absorbed",
         )  # fmt: skip
 
@@ -616,6 +630,8 @@ class Shards:
         if self.mesh.cp > 1 and role.startswith("text.layer.attention"):
             for of in ranks:
                 found += self._of_shared_sequence(role, metric, of)
+        if role == "text.layer.mlp" and role in self._reduced:  # which has the sum of a mixture, not of other layers
+            modules = self.mixtures
         for why, amount in found:
             yield why, modules * amount
 
@@ -691,9 +707,8 @@ class Shards:
         cp, item, width = self.mesh.cp, of["b"], both // 2
         turned, result = (_rows(of) * n * width for n in (heads + kv_heads, heads))
         others = turned - turned // cp
-        operations, accesses = (3, 9) if self.turns_pairs else (7, 20)
         if metric == "vector_flops":
-            yield TURNED, others * operations // (1 if self.turns_pairs else 2)
+            yield TURNED, 3 * others if self.turns_pairs else 7 * others // 2
         elif metric == "input_bytes":
             yield TURNED, others * item
         elif metric == "output_bytes":
@@ -876,6 +891,71 @@ class Shards:
             others = sum(n - own for n, own in zip(every, tokens, strict=True))
             yield OUTSIDE, -tp * others * (2 * state + weights)
 
+    @property
+    def counted_once(self) -> frozenset[str]:
+        """Return the roles of modules that read some weights repeatedly, of which :meth:`at_floor` has each once."""
+        return frozenset({"text.embedding", *(("text.layer.experts",) if self.biased_experts else ())})
+
+    def at_floor(
+        self, nodes: Sequence[CostNode], one: SymbolValues, ranks: Sequence[SymbolValues]
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the result of :meth:`~costproof.models.target.Sharing.at_floor`, by cause."""
+        mesh, tp, item, width = self.mesh, self.mesh.tp, one["b"], one["text_hidden"]
+        calls, alone = one.get("N", 1), _rows(one)
+        rows = [*map(_rows, ranks)]
+        yield SENT, 2 * (mesh.pp - 1) * tp * sum(rows) * width * item
+        # Rows of the table that are looked up, each once, unless the output projection reads all of them.
+        per_call = [of["B"] * (1 if "N" in of else of["S"]) for of in (one, *ranks)]
+        first = 0 if self.shares_table else min(per_call[0], self.vocab)
+        parts = [b - a for a, b in (shard(_padded(self.vocab, self.plan.multiple), tp, rank) for rank in range(tp))]
+        parts = parts if self._splits("embedding") else [self.vocab] * tp
+        lent = self.shares_table and mesh.pp == 1
+        looked_up = 0 if lent else sum(min(n, entries) for n in per_call[1:] for entries in parts)
+        yield LOOKED_UP, (looked_up - first) * calls * width * item
+        corrected = sum(n.role == "text.layer.router" and "buffer_bytes" in n.exprs for n in nodes)
+        yield "routers", corrected * (tp * sum(of.get("N", 1) for of in ranks) - calls) * 4 * one.get("text_experts", 0)
+        if self.biased_experts:
+            yield from self._of_biased_experts(one, ranks)
+        # Logits.
+        positions = [of["B"] * self._positions_kept(of) for of in ranks]
+        kept = one["B"] * self._positions_kept(one)
+        yield SEQUENCE_COPIES, (sum(positions) - kept) * self.vocab * item
+        yield GATHERED_LOGITS, (tp - 1) * sum(positions) * self.vocab * item
+        padded = _padded(self.vocab, self.plan.multiple)
+        if self._splits("head") and not self.capped_logits:
+            columns = tp * -(-padded // tp)
+            yield self._uneven("head", FLOOR), tp * sum(positions) * (columns - self.vocab) * item
+        # Masks of eager attention.
+        for window in self.windows[0] if self.windows else ():
+            copies = tp * sum(window in stage for stage in self.windows[1:])
+            known = [{**of, "S": mesh.cp * of["S"]} if self.by_heads and "S" in of else of for of in ranks]
+            masks = copies * sum(_mask(of, window) for of in known) - _mask(one, window)
+            yield MASKS, masks * item
+        # Features of images enter and leave the module around the decoder, with the prompt.
+        around = [n for n in nodes if n.role == "model" and not n.kind]
+        moved = sum((n.cost("input_bytes") or 0) + (n.cost("output_bytes") or 0) for n in around)
+        if moved:
+            yield FEATURES, (tp - 1) * (moved - 2 * alone * width * item)
+
+    def _of_biased_experts(self, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
+        """Yield what ranks read more of experts with biases, each of which a floor has once."""
+        own = self._own_sizes("text.layer.experts", "", one)
+
+        def read(of: SymbolValues, pairs: int) -> int:
+            width, inner, calls = of["text_hidden"], of["text_moe"], of.get("N", 1)
+            chosen = min(of["text_experts"], pairs // calls)
+            return calls * chosen * (3 * width * inner + 2 * inner + width) * of["b"]
+
+        size = self.mesh.batches if self.gathers else 1
+        tokens = [*map(_rows, ranks)]
+        pairs = [one["text_topk"] * sum(tokens[i - i % size :][:size]) for i in range(len(tokens))]
+        layers = [pairs] * self.mixtures
+        if self.pairs:
+            layers = [[n - of[sent] + of[got] for n, of in zip(pairs, ranks, strict=True)] for sent, got in self.pairs]
+        every = ((of, n) for layer in layers for of, n in zip(ranks, layer, strict=True))
+        of_all = sum(read({**of, **sizes}, n) for of, n in every for sizes in own)
+        yield EXPERTS, of_all - self.mixtures * read(one, one["text_topk"] * _rows(one))
+
     def _divides_tokens(self, role: str, metric: str, one: SymbolValues) -> bool:
         """Return whether ranks divide the tokens of what a prompt costs in a module (sequence parallelism)."""
         if not self.plan.sequence or self.mesh.tp == 1 or "N" in one or metric not in OF_WORK:
@@ -915,7 +995,7 @@ class Shards:
     def _uneven(self, part: Part | None, metric: str) -> str:
         """Return the name of what ranks have more of a divided cost, where parts are not equal shares."""
         if part == "experts" and metric in ("params_active", "weight_read_bytes"):
-            return "experts that tokens of a rank choose at most"
+            return EXPERTS
         padded = part in ("embedding", "head") and self.plan.multiple > 1
         return "padding of the vocabulary" if padded else "padding of uneven shards"
 
@@ -970,7 +1050,7 @@ class Shards:
         if self.latent and role == "text.layer.attention" and metric in ("output_bytes", "kv_read_bytes"):
             return _why_whole(role, part, latent=True)
         if metric in _OF_WEIGHTS:
-            return "rows that every rank looks up" if part == "embedding" else BIASES
+            return LOOKED_UP if part == "embedding" else BIASES
         if role == "text.layer.attention" and metric == "input_bytes":
             return "tables and masks that the attention of every rank reads"
         return _REPEATED.get(metric, "work of split modules on whole tensors")
@@ -1193,6 +1273,10 @@ OVERWRITTEN: Final = "rows of experts of other ranks, overwritten with zeros"
 UNREAD: Final = "tables that no layer of a stage reads"
 KV_COPIES: Final = "key/value heads that several ranks hold"
 BIASES: Final = "biases added after a sum over ranks"
+LOOKED_UP: Final = "rows that every rank looks up"
+MASKS: Final = "masks that every rank reads"
+FEATURES: Final = "features of images that every rank puts into the prompt"
+EXPERTS: Final = "experts that tokens of a rank choose at most"
 TIED: Final = "tables of tied output projections on the last stage"
 ROWS_ELSEWHERE: Final = "rows of experts of other ranks, which the kernel gets and skips"
 _OF_WEIGHTS: Final = frozenset({*OF_MEMORY, "weight_read_bytes"})
@@ -1247,6 +1331,27 @@ def _tables(config: SharedDecoder, style: DecoderStyle | None, stages: int) -> t
     windows, most = config.windows() or (0,) * config.layers, 1 if style is None else style.rotary_tables
     parts = range(config.layers), *(stage_layers(config.layers, stages, stage) for stage in range(stages))
     return tuple(min(most, len({windows[i] for i in part})) for part in parts)
+
+
+def _windows(config: SharedDecoder, stages: int) -> tuple[frozenset[int], ...]:
+    """Return the window lengths of the layers of a decoder, and of those of each pipeline stage; 0 is none."""
+    windows = config.windows() or (0,) * config.layers
+    parts = range(config.layers), *(stage_layers(config.layers, stages, stage) for stage in range(stages))
+    return tuple(frozenset(windows[i] for i in part) for part in parts)
+
+
+def _mask(of: SymbolValues, window: int) -> int:
+    """Return the elements of the masks of a call, or of all steps, for layers with a window; 0 is none.
+
+    Once the cached tokens fill the window, a mask has columns for those that are left of them, and for the new ones.
+    """
+    if "N" not in of:
+        past = of.get("C", 0)
+        kept = window - 1 if past and 0 < window <= past + 1 else past
+        return of["B"] * of["S"] * (kept + of["S"])
+    if 0 < window <= of["P"] + 1:
+        return of["B"] * of["N"] * window
+    return of["B"] * (of["N"] * (of["P"] + 1) + of["N"] * (of["N"] - 1) // 2)
 
 
 def _rows(of: SymbolValues) -> int:
