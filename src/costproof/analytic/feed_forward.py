@@ -95,7 +95,10 @@ class ExpertMixture:
         if self.exchanged is not None:
             sent, got = self.exchanged
             pairs = replace(self, top_k=1, exchanged=None, routing=replace(self.routing, narrow=True))
-            return pairs._experts(role, rows * self.top_k - sent + got, b)
+            first, *others = pairs._experts(role, rows * self.top_k - sent + got, b)
+            stack, *more = first.layers
+            assert isinstance(stack, Experts | ClampedExperts)
+            return (replace(first, layers=(replace(stack, chosen=self.top_k), *more)), *others)
         if self.looped:
             each = LoopedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.function)
             return (ModulePart(role, (each,), group=True),)

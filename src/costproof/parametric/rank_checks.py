@@ -339,7 +339,7 @@ def _cause(
 
 _BY_TERMS: Final = frozenset({
     "params_active", "stored_bytes", "stored_elements", "resident_bytes", "calls", "vector_flops", "weight_read_bytes",
-    "input_bytes", "output_bytes", "kv_read_bytes",
+    "input_bytes", "output_bytes", "kv_read_bytes", UNFUSED, FLOOR,
 })  # fmt: skip
 """Metrics whose copies :func:`_whole_parts` counts again."""
 _COLUMNS: Final = {
@@ -360,7 +360,7 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
     mesh, item, hidden = workload.mesh, FLOAT_BYTES[workload.dtype], symbols["text_hidden"]
     others, after = mesh.tp - 1, {c.module.rpartition(".")[2] for c in found.collectives if c.group in ("tp", "ep")}
     calls, modules = {"prefill": 1, "decode": workload.new_tokens}, {n.module for n in one.nodes}
-    for stage, metric in ((s, m) for s, of in found.one_device.items() for m in of if m in _BY_TERMS):
+    for stage, metric in ((s, m) for s, of in found.one_device.items() for m in of if m in _BY_TERMS - {UNFUSED, FLOOR}):
         amounts = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, metric)}
         nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
         if metric == "calls":

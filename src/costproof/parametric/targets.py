@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, Protocol, Self
@@ -36,7 +36,7 @@ from costproof.ledger.mesh import (
     on_one_device,
     own_batch,
 )
-from costproof.ledger.metrics import KEPT, Metric
+from costproof.ledger.metrics import FLOOR, KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
@@ -238,7 +238,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         {"": {m: cost for m in (*HELD, *held) if (cost := one.total(m)) is not None},
          **{s: {m: cost for m in (*DONE, *done) if (cost := one.stage_total(s, m)) is not None}
             for s in one.stages if s in rows[0].stages}},
-        (*copies, *_of_terms(target, one, workload, sharing, stored)),
+        (*copies, *_of_terms(target, one, workload, sharing, copies, stored)),
         tuple(_dispatches(target, workload, sharing)),
     )  # fmt: skip
     whole = _whole_prompt(target, workload)
@@ -348,14 +348,17 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
                 yield Duplicate(why, stage, metric, amount, bytes_of(metric, amount))
 
 
-def _of_terms(target: Sharded, one: Ledger, workload: Workload, sharing: Sharing, stored: int) -> Iterator[Duplicate]:
+def _of_terms(
+    target: Sharded, one: Ledger, workload: Workload, sharing: Sharing, duplicates: Sequence[Duplicate], stored: int
+) -> Iterator[Duplicate]:
     """Yield the duplicates in metrics of which some terms of a module's formula are divided and others are not.
 
     A rank evaluates the formula of one device with its own numbers of the sizes that ranks divide, such as heads. What
-    is left of it without any of these sizes, every rank has in full. :meth:`Sharing.added_by_collectives` gives what
-    collectives add.
+    is left of it without any of these sizes, every rank has in full. :meth:`Sharing.moved` and
+    :meth:`Sharing.added_by_collectives` give what exchanges with other ranks add.
 
     Args:
+        duplicates: those of other metrics.
         stored: bytes of parameters that all ranks together store.
     """
     mesh, config = workload.mesh, target.info().symbols
@@ -364,22 +367,48 @@ def _of_terms(target: Sharded, one: Ledger, workload: Workload, sharing: Sharing
     each = [_values(target, replace(workload, inputs={**workload.inputs, RANK: r})) for r in ranks]
     held, done = sharing.by_terms()
     common = {**config, **shared_values(alone.values())}
+
+    def known(stage: str, call: str) -> list[SymbolValues]:
+        return [{**config, **of[stage, call]} for of in each if (stage, call) in of]
+
+    def copies_of(stage: str, metric: Metric, of: Callable[[str], bool] = bool) -> Counter[str]:
+        """Return the duplicates by cause, of modules with some roles."""
+        copies: Counter[str] = Counter()
+        nodes = bearing((n for n in one.nodes if (not stage or n.stage == stage) and of(n.role)), metric)
+        terms = Counter((n.role, n.invocation, n.exprs[metric]) for n in nodes if metric in n.exprs)
+        for (role, call, expr), alike in terms.items():
+            whole, parts = (alone[stage, call], known(stage, call)) if stage else (common, [common] * len(each))
+            for why, amount in sharing.excess(role, metric, expr, {**config, **whole}, parts):
+                copies[why] += alike * amount
+        called = (n for n in one.nodes if n.stage == stage and n.invocation and not n.kind and of(n.role))
+        for (role, call), modules in Counter((n.role, n.invocation) for n in called).items():
+            for why, amount in sharing.moved(role, metric, {**config, **alone[stage, call]}, known(stage, call), modules):
+                copies[why] += amount
+        for why, amount in sharing.added_by_collectives(one, stage, metric, FLOAT_BYTES[workload.dtype], stored):
+            copies[why] += amount
+        return copies
+
+    def at_floor(stage: str) -> Counter[str]:
+        """Return the duplicates of the floor of a decoder, the sum of what crosses its boundary and of what lasts."""
+        copies = Counter({d.what: d.amount for d in duplicates if (d.stage, d.metric) == (stage, "kv_cache_bytes")})
+        again = sharing.counted_once
+        for found in (
+            copies_of(stage, "weight_read_bytes", lambda role: role not in again),
+            copies_of(stage, "kv_read_bytes"),
+            copies_of(stage, "input_bytes", lambda role: role in ("text.rotary", "text.embedding")),
+        ):
+            copies.update(found)
+        for call in {n.invocation for n in one.nodes if n.stage == stage and n.invocation}:
+            nodes = [n for n in one.nodes if n.stage == stage and n.invocation in ("", call)]
+            for why, amount in sharing.at_floor(nodes, {**config, **alone[stage, call]}, known(stage, call)):
+                copies[why] += amount
+        return copies
+
     for stage, metric in (*(("", m) for m in held), *((s, m) for s in one.stages for m in done)):
         if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:
             continue
-        copies: Counter[str] = Counter()
-        nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
-        terms = Counter((n.role, n.invocation, n.exprs[metric]) for n in nodes if metric in n.exprs)
-        for (role, call, expr), alike in terms.items():
-            if stage:
-                whole, parts = alone[stage, call], [of.get((stage, call)) for of in each]
-            else:
-                whole, parts = common, [common] * len(each)
-            known = [{**config, **of} for of in parts if of is not None]
-            for why, amount in sharing.excess(role, metric, expr, {**config, **whole}, known):
-                copies[why] += alike * amount
-        for why, amount in sharing.added_by_collectives(one, stage, metric, FLOAT_BYTES[workload.dtype], stored):
-            copies[why] += amount
+        decoder = any(n.stage == stage and n.role == "text" for n in one.nodes)
+        copies = at_floor(stage) if metric == FLOOR and decoder else copies_of(stage, metric)
         for why, amount in copies.items():
             if amount:
                 yield Duplicate(why, stage, metric, amount, bytes_of(metric, amount))

@@ -6,6 +6,7 @@ by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a sym
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, cast
@@ -18,7 +19,7 @@ from costproof.algebra.symbols import sym
 from costproof.estimate.routing import RoutedLayers, prompt_pairs, splits_of
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, FSDP_CP, PLAN, Mesh, shard, stage_layers
-from costproof.ledger.metrics import KEPT_FLOPS, Metric
+from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED, Metric
 from costproof.ledger.node import Ledger, bearing
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.names import STAGES
@@ -226,6 +227,25 @@ class Shards:
     """Number of rotary tables that the layers of the model read, and that those of each pipeline stage read."""
     uneven: bool = False
     """Whether ranks have unequal numbers of sequences, because ``dp`` does not divide the batch."""
+    last_logits: bool = False
+    """Whether only the last position of a prompt has logits."""
+    turns_pairs: bool = False
+    """Whether rotary embedding rotates pairs of elements, see :attr:`DecoderStyle.pairs`."""
+    absorbs: bool = False
+    """Whether decode steps of latent attention absorb the expansion of latents."""
+    windows: tuple[frozenset[int], ...] = ()
+    """Window lengths of the layers of the model, then of each pipeline stage, whose eager attention is given masks: one
+    mask for each length. Empty if no masks are given."""
+    shares_table: bool = False
+    """Whether the output projection reads the table of the embedding, on one device."""
+    capped_logits: bool = False
+    """Whether logits pass a soft cap."""
+    mixtures: int = 0
+    """Number of the model's layers with routed experts."""
+    biased_experts: bool = False
+    """Whether experts have biases, see :class:`~costproof.analytic.experts.ClampedExperts`."""
+    gathered_weights: bool = False
+    """Whether the kernel of the experts gathers the weights of each row (``batched_mm``)."""
 
     @classmethod
     def of(
@@ -251,6 +271,11 @@ class Shards:
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
             keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
             uneven=bool(workload.gathered_batches), tables=_tables(config, style, mesh.pp),
+            last_logits=workload.logits == "last", gathered_weights=workload.experts == "batched_mm",
+            shares_table=config.tied, windows=_windows(config, mesh.pp) if workload.attention == "eager" else (),
+            mixtures=sum(routed_layers(config)), capped_logits=style is not None and style.logits_capped,
+            biased_experts=style is not None and style.clamped_experts,
+            turns_pairs=style is not None and style.pairs, absorbs=workload.inputs.get("decoding") == "absorbed",
         )  # fmt: skip
 
     @property
@@ -450,9 +475,7 @@ class Shards:
     def by_terms(self) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
         """Return the metrics of memory and of work whose duplicates :meth:`excess` gives, on this mesh."""
         held = OF_MEMORY[:1] if self.mesh.fsdp > 1 else OF_MEMORY
-        if self.exchanges:  # whose numbers of rows depend on the routing
-            return OF_MEMORY[1:], ()
-        return held, ("calls", "weight_read_bytes") if self.mesh.cp > 1 else OF_WORK
+        return held, OF_WORK
 
     def added_by_collectives(
         self, one: Ledger, stage: str, metric: str, item: int, stored: int
@@ -464,21 +487,17 @@ class Shards:
             item: bytes of an element.
             stored: bytes of parameters that all ranks together store.
         """
-        tp, pp = self.mesh.tp, self.mesh.pp
+        tp = self.mesh.tp
 
         def total(role: str, of: str) -> int:
             found = bearing((n for n in one.nodes if n.role == role and (not stage or n.stage == stage)), of)
             return sum(n.cost(of) or 0 for n in found)
 
-        if metric == "input_bytes":  # the hidden states that the last norm reads, sent by each stage but the last
-            yield "hidden states that stages send", (pp - 1) * tp * total("text.norm", metric)
-        if metric == "vector_flops":
-            prompt = self.plan.sequence and stage == STAGES[0]
-            for role in ("text.layer.attention.out", "text.layer.mlp.down"):
-                if dict(self.biased).get(role) and tp > 1:
-                    yield BIASES, (1 if prompt else tp) * total(role, "output_bytes") // item
         if metric == "weight_read_bytes" and self.mesh.fsdp > 1:
             yield "parts of parameters that ranks read to gather them", stored * _calls(one, stage)
+        if metric == UNFUSED and self.mesh.fsdp > 1:  # copied to a buffer, gathered, and put together from all parts
+            yield "parts of parameters that ranks read to gather them", stored * _calls(one, stage)
+            yield "copies of gathered parameters", (2 + 2 * self.mesh.stored_parts) * stored * _calls(one, stage)
         if metric in OF_MEMORY and self.tied:
             held, both = total("text.embedding", metric), self.mesh.dp * self.mesh.cp * self.mesh.fsdp
             if metric == "resident_bytes":
@@ -508,7 +527,9 @@ class Shards:
         def of_group(values: SymbolValues) -> int:
             return sum(cost({**values, **sizes}) for sizes in own)
 
-        if part == "experts" and mesh.batches > 1:
+        if part == "experts" and self.exchanges and metric in ("weight_read_bytes", UNFUSED):
+            return  # of pairs, of which a rank has its own number: all of :meth:`moved`
+        if part == "experts" and mesh.batches > 1 and (metric in OF_MEMORY or not self.exchanges):
             yield from self._copies_of_shared(role, metric, cost, one, ranks, of_group)
             return
         whole, every, heads = cost({**one, **absent}), of_group(one), 0
@@ -519,18 +540,421 @@ class Shards:
             yield KV_COPIES, heads
         yield self._repeated(role, metric), (tp - 1) * whole
         yield self._uneven(part, metric), every - alone - (tp - 1) * whole - heads
-        again = sum(map(of_group, ranks))
-        if self.by_heads and role == "text.layer.attention" and metric == "weight_read_bytes":
-            again //= mesh.cp  # each rank reads the sinks of its heads
-        again -= every
+        again = sum(map(of_group, ranks)) - every
+        if mesh.cp > 1 and role == "text.layer.attention" and metric in OF_WORK:
+
+            def group(of: SymbolValues, parts: int) -> int:
+                known = [{**of, **sizes} for sizes in own]
+                return sum(cost({**x, **{name: x[name] // parts for name in _HEADS if name in x}}) for x in known)
+
+            again, skipped = self._of_core(one, ranks, group, lambda of: cost({**of, **dict.fromkeys(_HEADS, 0)}))
+            yield SKIPPED, skipped
         yield DATA_COPIES if mesh.cp == 1 else SEQUENCE_COPIES, again
         if role == "text.rotary" or (metric == "calls" and role in ("root", "text")):
             alone, *stages = self.tables if metric == "output_bytes" else (1,) * (mesh.pp + 1)
             yield self._repeated(role, metric), (every + again) * (sum(stages) - alone) // alone
+            if metric == UNFUSED and len({*self.tables}) > 1:  # a stage makes all tables, and reads some
+                unread = mesh.pp * self.tables[0] - sum(self.tables[1:])
+                table = 2 * sum(_positions(of) for of in ranks) * one["text_head_dim"] * one["b"]
+                yield UNREAD, -tp * unread * table
         if role == "lm_head" and metric == "output_bytes" and "head" in self.plan.split:
-            rows = sum(shard(_padded(self.vocab, self.plan.multiple), tp, 0)) * tp
-            yield "logits that every rank gathers", (tp - 1) * every
-            yield self._uneven(part, metric), alone * tp * rows // self.vocab - tp * every
+            padded = _padded(self.vocab, self.plan.multiple)
+            logits = sum(of["B"] * self._positions_kept(of) for of in ranks) * one["b"]
+            yield GATHERED_LOGITS, (tp - 1) * padded * logits
+            yield self._uneven(part, metric), tp * (tp * -(-padded // tp) - padded) * logits
+
+    def _positions_kept(self, of: SymbolValues) -> int:
+        """Return the positions of a sequence that get logits in a call of a rank, or in all steps."""
+        return of["N"] if "N" in of else 1 if self.last_logits else of["S"]
+
+    def _of_core(
+        self, one: SymbolValues, ranks: Sequence[SymbolValues], group: Callable[[SymbolValues, int], int],
+        whole: Callable[[SymbolValues], int],
+    ) -> tuple[int, int]:  # fmt: skip
+        """Return what ranks that share sequences have again of attention, and less, as they skip pairs of it.
+
+        A prompt's cost is a polynomial in its length. Its second differences are the part that pairs of a query and a
+        key have, its first ones at no length that of positions. Between them ranks have all pairs or, in a ring, those
+        that the mask leaves of each part of the keys; a rank with some heads at all positions reads masks of all of
+        them, and tables of its own positions.
+
+        Args:
+            group: cost of a ``tp`` group by one device's formula, with a number by which heads are divided further.
+            whole: cost on one rank that does not depend on its heads.
+        """
+        cp, every = self.mesh.cp, group(one, 1)
+        if "N" in one:
+            return sum(group(of, cp if self.by_heads else 1) for of in ranks) - every, 0
+
+        def pairs(cost: Callable[[SymbolValues], int], of: SymbolValues) -> int:
+            ends = (cost({**of, "S": n * of["S"]}) for n in (2, 1, 0))
+            return sum(k * end for k, end in zip((1, -2, 1), ends, strict=True)) // 2
+
+        of_all = pairs(lambda of: group(of, 1), one)
+        if self.by_heads:
+            known = [{**of, "S": cp * of["S"]} for of in ranks]
+            ends = [[whole({**of, "S": n * of["S"]}) for n in (2, 1, 0)] for of in known]
+            tables = sum(4 * once - twice - 3 * never for twice, once, never in ends) // 2
+            tables = self.mesh.tp * (tables - tables // cp)
+            return sum(group(of, cp) for of in known) - every - tables, 0
+        own = sum(pairs(lambda of: group(of, 1), of) for of in ranks)
+        skipped = 0 if self.cp_plan == "ulysses" else of_all * (cp - 1) // (2 * cp)
+        return sum(group(of, 1) for of in ranks) - every + of_all - own, -skipped
+
+    def moved(
+        self, role: str, metric: str, one: SymbolValues, ranks: Sequence[SymbolValues], modules: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the result of :meth:`~costproof.models.target.Sharing.moved`, by cause.
+
+        Every access of a collective to a tensor is counted by the tensor's shape. A tensor of hidden states has as many
+        rows as the rank's call has tokens.
+        """
+        if role != "lm_head" and not role.startswith("text"):
+            return
+        if self.exchanges and role == "text.layer.experts":
+            yield from self._of_pairs(metric, one, ranks)
+            return
+        found = [*self._of_collectives(role, one, ranks)] if metric == UNFUSED else []
+        if role == "text" and metric == "input_bytes":
+            found += [
+                (SENT, (self.mesh.pp - 1) * self.mesh.tp * sum(map(_rows, ranks)) * one["text_hidden"] * one["b"])
+            ]
+        if (
+            metric == "vector_flops"
+            and self.mesh.tp > 1
+            and dict(self.biased).get(role)
+            and role != "text.layer.experts"
+        ):
+            parts = self.mesh.tp if self.plan.sequence and "N" not in one else 1
+            found += [(BIASES, self.mesh.tp * sum(map(_rows, ranks)) * one["text_hidden"] // parts)]
+        if self.mesh.cp > 1 and role.startswith("text.layer.attention"):
+            for of in ranks:
+                found += self._of_shared_sequence(role, metric, of)
+        if role == "text.layer.mlp" and role in self._reduced:  # which has the sum of a mixture, not of other layers
+            modules = self.mixtures
+        for why, amount in found:
+            yield why, modules * amount
+
+    def _of_shared_sequence(self, role: str, metric: str, of: SymbolValues) -> Iterator[tuple[str, int]]:
+        """Yield what attention to a shared sequence adds to a cost of the ranks of a ``tp`` group, by cause."""
+        core, prompt = role == "text.layer.attention", "N" not in of
+        if not prompt and not self.by_heads and of["cp_place"] < self.mesh.cp:
+            yield from self._of_token_elsewhere(role, metric, of)
+        if not core:
+            return
+        if prompt and self.cp_plan == "ulysses":
+            if metric == UNFUSED:  # put in order, exchanged and joined
+                heads, kv_heads, wide = self._heads(of)
+                yield FOR_POSITIONS, 6 * _rows(of) * (heads + kv_heads) * wide * of["b"]
+        elif prompt:
+            yield from self._of_ring(metric, of)
+        elif self.by_heads:
+            yield from self._of_step_of_heads(metric, of)
+        else:
+            heads, _, _ = self._heads(of)
+            rows = _rows(of) * heads
+            width = of["text_head_dim"] if not self.latent else of["text_kv_rank"] if self.absorbs else of["text_value"]
+            if metric == "vector_flops":
+                yield MERGED, rows * (4 * self.mesh.cp + 4 + width)
+            elif metric == UNFUSED:
+                yield MERGED, rows * (4 * of["b"] * width + 36 + 8 * self.mesh.cp)
+
+    def _heads(self, of: SymbolValues) -> tuple[int, int, int]:
+        """Return the query and the key/value heads of all ranks of a ``tp`` group, and the width of a key and a value."""
+        tp = self.mesh.tp
+        heads, kv_heads = tp * of["text_heads"], tp * self.kv_heads
+        if self._splits("attention"):
+            heads, kv_heads = of["text_heads"], tp * max(1, self.kv_heads // tp)
+        if self.latent:
+            return heads, heads, of["text_nope"] + of["text_rope"] + of["text_value"]
+        return heads, kv_heads, 2 * of["text_head_dim"]
+
+    def _of_ring(self, metric: str, of: SymbolValues) -> Iterator[tuple[str, int]]:
+        """Yield what a ring adds to a prompt's cost, counted in halves of a rank's positions, step by step.
+
+        In each step a rank attends to the part of keys that has arrived: not at all, with half of its queries, or to
+        half of the keys.
+        """
+        heads, kv_heads, both = self._heads(of)
+        cp, at, half = self.mesh.cp, of["cp_place"] - 1, _rows(of)  # twice as many halves
+        key = of["text_nope"] + of["text_rope"] if self.latent else of["text_head_dim"]
+        value = both - key
+        zigzag = self.cp_plan == "zigzag"
+        seen = [
+            ((2, 1) if zigzag else (2, 2)) if source < at else (1, 2) if zigzag else (0, 0)
+            for source in range(cp)
+            if source != at
+        ]
+        merged = sum(queries for queries, _ in seen)  # halves of queries
+        if metric == "vector_flops":
+            yield MERGED, merged * half * heads * (3 * value + 8) // 2
+        if metric != UNFUSED:
+            return
+        item, later = of["b"], sum(queries == 1 for queries, _ in seen)
+        read = sum(queries * heads * key + (keys * kv_heads * both if queries else 0) for queries, keys in seen)
+        yield READ_AGAIN, read * half * item // 2
+        steps = 4 * (cp - 1) - (0 if zigzag or at == cp - 1 else 1)  # nothing reads what arrives last
+        yield PASSED, steps * _rows(of) * kv_heads * both * item
+        rows = half * heads
+        joins = later * 8 * rows * (value + 1)
+        narrow = (5 + min(1, at)) if zigzag else 6 * min(1, at)  # halves of accesses before, and behind, float32
+        merges = merged * rows * ((28 + 2 * item) * value + 60) // 2
+        yield MERGED, merges + joins - (4 - item) * narrow * rows * value // 2
+
+    def _of_step_of_heads(self, metric: str, of: SymbolValues) -> Iterator[tuple[str, int]]:
+        """Yield what one of the ranks with some heads each adds to a step's cost: it turns all heads, gathers results."""
+        heads, kv_heads, both = self._heads(of)
+        cp, item, width = self.mesh.cp, of["b"], both // 2
+        turned, result = (_rows(of) * n * width for n in (heads + kv_heads, heads))
+        others = turned - turned // cp
+        if metric == "vector_flops":
+            yield TURNED, 3 * others if self.turns_pairs else 7 * others // 2
+        elif metric == "input_bytes":
+            yield TURNED, others * item
+        elif metric == "output_bytes":
+            yield GATHERED_HEADS, (result - result // cp) * item
+        elif metric == UNFUSED:
+            yield TURNED, others * item * (9 if self.turns_pairs else 10)
+            yield GATHERED_HEADS, (result - result // cp + 2 * (result + result // cp)) * item
+
+    def _of_token_elsewhere(self, role: str, metric: str, of: SymbolValues) -> Iterator[tuple[str, int]]:
+        """Yield what ranks of a ``tp`` group that do not cache the new tokens have less than with these.
+
+        In step i they have i + 1 keys less.
+        """
+        batch, steps, past, item = of["B"], of["N"], of["P"], of["b"]
+        part = role.removeprefix("text.layer.attention").removeprefix(".")
+        heads, kv_heads, both = self._heads(of)
+        new, fewer, before = batch * steps, batch * steps * (steps + 1) // 2, batch * steps * (steps - 1) // 2
+        old = new * past
+        keys = old + fewer  # with the new ones
+        found: Counter[str] = Counter()  # elements, by metric
+        cached = joined = 0  # less cached elements, and other unfused ones
+        latents = 0  # elements of latents that the projection reads from the cache
+        if part == "" and self.latent:
+            tp, rank, rope = self.mesh.tp, of["text_kv_rank"], of["text_rope"]
+            expanded, width = of["text_nope"] + of["text_value"], of["text_nope"] + rope
+            found["vector_flops"] = -6 * fewer * heads
+            found["input_bytes"] = -tp * new * rank
+            cached = -tp * new * (rank + rope)
+            if self.absorbs:
+                found["kv_read_bytes"] = -tp * before * (rank + rope)
+                joined = -tp * (keys * (5 * rank + 4 * rope) - old * (3 * rank + 2 * rope) + 2 * new * rope)
+            else:
+                found["input_bytes"] -= fewer * heads * expanded
+                found["output_bytes"] = -tp * keys * rank
+                found["kv_read_bytes"] = -tp * before * (rank + rope)
+                latents = -tp * old * rank
+                joined = -2 * (fewer * heads * width + tp * keys * rope) - 2 * tp * new * rope
+        elif part == "":
+            width = both // 2
+            found["vector_flops"] = -6 * fewer * heads
+            found["input_bytes"] = -new * kv_heads * width
+            found["kv_read_bytes"] = -before * kv_heads * both
+            cached = -new * kv_heads * both
+            joined = -2 * keys * kv_heads * both - 2 * new * kv_heads * width
+        elif part == "v":
+            found["output_bytes"] = -new * kv_heads * both // 2
+        elif part == "kv_norm":
+            found["output_bytes"] = -self.mesh.tp * new * of["text_kv_rank"]
+        elif part == "kv_up" and not self.absorbs:
+            tp, rank = self.mesh.tp, of["text_kv_rank"]
+            found["input_bytes"] = -tp * fewer * rank
+            found["output_bytes"] = -fewer * heads * (of["text_nope"] + of["text_value"])
+            latents = tp * old * rank
+        moved = ("input_bytes", "output_bytes", "kv_read_bytes")
+        found[UNFUSED] = sum(found[name] for name in moved) + cached + joined
+        yield SEQUENCE_COPIES, found[metric] * (1 if metric == "vector_flops" else item)
+        if (
+            metric == "kv_read_bytes"
+            or (metric == "input_bytes" and part == "kv_up")
+            or (metric == UNFUSED and not part)
+        ):
+            yield FROM_CACHE, latents * item * (-1 if metric == "input_bytes" else 1)
+
+    def _of_collectives(self, role: str, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
+        """Yield what the collectives of one module add to its unfused bytes on all ranks, by cause."""
+        mesh, tp, item, width = self.mesh, self.mesh.tp, one["b"], one["text_hidden"]
+        states = [tp * _rows(of) * width * item for of in ranks]
+        state, prompt = sum(states), "N" not in one
+        if role == "text":
+            yield SENT, (mesh.pp - 1) * state
+        if role.endswith(".kv_down") and self.latent and self._splits("attention") and self.plan.name == OWN:
+            rows = sum(map(_rows, ranks))
+            yield JOINED, 2 * tp * rows * (one["text_kv_rank"] + one["text_rope"]) * item
+        if role == "lm_head" and self._splits("head"):
+            yield GATHERED_LOGITS, sum(map(self._of_gathered_logits, ranks))
+        tokens = self.plan.sequence and tp > 1 and prompt
+        ordered = [of["B"] == 1 for of in ranks]  # parts of several sequences are put in order
+        if role in _BEFORE_SPLIT and tokens:  # a part is read, and all of them are written
+            yield (
+                GATHERED_STATES,
+                sum(n + n // tp + (0 if one else 2 * n) for n, one in zip(states, ordered, strict=True)),
+            )
+        if role in self._reduced:
+            if tokens:  # of whose sum each rank gets a part
+                yield SUMMED, 2 * sum(n if one else 2 * n for n, one in zip(states, ordered, strict=True))
+                yield ELSEWHERE, state // tp - state
+            elif tp > 1:
+                yield SUMMED, 2 * state
+            if dict(self.biased).get(role) and tp > 1 and role != "text.layer.experts":
+                yield BIASES, 2 * state // (tp if tokens else 1)
+            if role == "text.embedding":
+                calls = sum(of.get("N", 1) for of in ranks)
+                yield ZEROS, 2 * (state + tp * calls * item)
+        if role == "text.layer.experts" and mesh.ep > 1:
+            yield from self._of_divided_experts(one, ranks)
+
+    def _of_pairs(self, metric: str, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
+        """Yield what the exchange of pairs adds to a cost of all mixtures on all ranks, by cause.
+
+        As many pairs arrive at all ranks together as are sent, so what is linear in the number of pairs is the same as
+        on one device. Each expert is read by its rank only, if any pair arrives; a kernel gets weights of 1 in the
+        dtype of the run, and the rank that sent a pair weighs its result.
+        """
+        tp, item, ep = self.mesh.tp, one["b"], self.mesh.ep
+        weight, width, inner, top_k = (
+            4 if self.wide_weights else item,
+            one["text_hidden"],
+            one["text_moe"],
+            one["text_topk"],
+        )
+        experts = one["text_experts"]
+        layers = len(self.pairs)
+        sent = [_rows(of) * top_k for of in ranks]
+        arrived = [[n - of[away] + of[here] for n, of in zip(sent, ranks, strict=True)] for away, here in self.pairs]
+        pairs = tp * layers * sum(sent)
+        if metric == "vector_flops":
+            yield WEIGHED, 2 * pairs * width
+        if metric not in ("weight_read_bytes", UNFUSED):
+            return
+        chosen = tp * sum(min(experts // ep, n) for layer in arrived for n in layer)
+        chosen -= layers * min(experts, _rows(one) * top_k)
+        yield self._uneven("experts", "weight_read_bytes"), chosen * 3 * width * inner * item
+        if metric == UNFUSED:
+            rows = tp * sum(map(sum, arrived))
+            state = width * item
+            yield (
+                WEIGHED,
+                2 * pairs * width * weight
+                - (weight - item) * rows * (2 * width + 2 * (1 + width) * (not self.gathered_weights)),
+            )
+            yield EXCHANGED, 8 * pairs * state + 4 * rows * state
+            yield OVERWRITTEN, 2 * rows * item * (2 if self.gathered_weights else 1 + 2 * width + 2 * inner)
+
+    @property
+    def _reduced(self) -> frozenset[str]:
+        """Return the roles of the modules whose results the ranks of a ``tp`` group add up."""
+        found = {role for role, part in _REDUCED.items() if self._splits(part)}
+        found |= {"text.layer.experts"} if self.mesh.ep > 1 else set()
+        if self.plan.joint and "text.layer.experts" in found:
+            return frozenset(found - {"text.layer.experts", "text.layer.shared.down"} | {"text.layer.mlp"})
+        return frozenset(found)
+
+    def _splits(self, part: Part) -> bool:
+        return self.mesh.tp > 1 and part in self.plan.split
+
+    def _of_gathered_logits(self, of: SymbolValues) -> int:
+        """Return the bytes by which gathering logits adds to the unfused bytes of all ranks of a ``tp`` group.
+
+        Each reads a chunk of columns, which it has padded before if its own are fewer, and writes the chunks of all;
+        several rows are read and written once more, to join the chunks.
+        """
+        tp, rows = self.mesh.tp, of["B"] * self._positions_kept(of)
+        padded = _padded(self.vocab, self.plan.multiple)
+        columns = -(-padded // tp)
+        one_row = of["B"] == 1 and ("N" in of or self.last_logits or of["S"] == 1)
+        found = 0
+        for rank in range(tp):
+            start, stop = shard(padded, tp, rank)
+            found += columns + tp * columns * (1 if one_row else 3)
+            found += (stop - start) + columns if stop - start < columns else 0
+        return found * rows * of["b"]
+
+    def _of_divided_experts(self, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
+        """Yield what dividing the experts adds to the unfused bytes of a mixture on all ranks."""
+        tp, item, size = self.mesh.tp, one["b"], self.mesh.batches
+        weight, width, inner, top_k = (
+            4 if self.wide_weights else item,
+            one["text_hidden"],
+            one["text_moe"],
+            one["text_topk"],
+        )
+        tokens = [*map(_rows, ranks)]
+        groups = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        every = [sum(group) for group in groups for _ in group]
+        wide = weight if self.gathered_weights else 2 * (width + inner) * item
+        yield OVERWRITTEN, tp * sum(every) * top_k * 2 * (weight + wide)
+        if self.gathers:
+            state, weights = width * item, top_k * weight
+            yield GATHERED_TOKENS, tp * sum(n * (4 * state + 2 * weights) for n in every)
+            others = sum(n - own for n, own in zip(every, tokens, strict=True))
+            yield OUTSIDE, -tp * others * (2 * state + weights)
+
+    @property
+    def counted_once(self) -> frozenset[str]:
+        """Return the roles of modules that read some weights repeatedly, of which :meth:`at_floor` has each once."""
+        return frozenset({"text.embedding", *(("text.layer.experts",) if self.biased_experts else ())})
+
+    def at_floor(
+        self, nodes: Sequence[CostNode], one: SymbolValues, ranks: Sequence[SymbolValues]
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the result of :meth:`~costproof.models.target.Sharing.at_floor`, by cause."""
+        mesh, tp, item, width = self.mesh, self.mesh.tp, one["b"], one["text_hidden"]
+        calls, alone = one.get("N", 1), _rows(one)
+        rows = [*map(_rows, ranks)]
+        yield SENT, 2 * (mesh.pp - 1) * tp * sum(rows) * width * item
+        # Rows of the table that are looked up, each once, unless the output projection reads all of them.
+        per_call = [of["B"] * (1 if "N" in of else of["S"]) for of in (one, *ranks)]
+        first = 0 if self.shares_table else min(per_call[0], self.vocab)
+        parts = [b - a for a, b in (shard(_padded(self.vocab, self.plan.multiple), tp, rank) for rank in range(tp))]
+        parts = parts if self._splits("embedding") else [self.vocab] * tp
+        lent = self.shares_table and mesh.pp == 1
+        looked_up = 0 if lent else sum(min(n, entries) for n in per_call[1:] for entries in parts)
+        yield LOOKED_UP, (looked_up - first) * calls * width * item
+        corrected = sum(n.role == "text.layer.router" and "buffer_bytes" in n.exprs for n in nodes)
+        yield "routers", corrected * (tp * sum(of.get("N", 1) for of in ranks) - calls) * 4 * one.get("text_experts", 0)
+        if self.biased_experts:
+            yield from self._of_biased_experts(one, ranks)
+        # Logits.
+        positions = [of["B"] * self._positions_kept(of) for of in ranks]
+        kept = one["B"] * self._positions_kept(one)
+        yield SEQUENCE_COPIES, (sum(positions) - kept) * self.vocab * item
+        yield GATHERED_LOGITS, (tp - 1) * sum(positions) * self.vocab * item
+        padded = _padded(self.vocab, self.plan.multiple)
+        if self._splits("head") and not self.capped_logits:
+            columns = tp * -(-padded // tp)
+            yield self._uneven("head", FLOOR), tp * sum(positions) * (columns - self.vocab) * item
+        # Masks of eager attention.
+        for window in self.windows[0] if self.windows else ():
+            copies = tp * sum(window in stage for stage in self.windows[1:])
+            known = [{**of, "S": mesh.cp * of["S"]} if self.by_heads and "S" in of else of for of in ranks]
+            masks = copies * sum(_mask(of, window) for of in known) - _mask(one, window)
+            yield MASKS, masks * item
+        # Features of images enter and leave the module around the decoder, with the prompt.
+        around = [n for n in nodes if n.role == "model" and not n.kind]
+        moved = sum((n.cost("input_bytes") or 0) + (n.cost("output_bytes") or 0) for n in around)
+        if moved:
+            yield FEATURES, (tp - 1) * (moved - 2 * alone * width * item)
+
+    def _of_biased_experts(self, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
+        """Yield what ranks read more of experts with biases, each of which a floor has once."""
+        own = self._own_sizes("text.layer.experts", "", one)
+
+        def read(of: SymbolValues, pairs: int) -> int:
+            width, inner, calls = of["text_hidden"], of["text_moe"], of.get("N", 1)
+            chosen = min(of["text_experts"], pairs // calls)
+            return calls * chosen * (3 * width * inner + 2 * inner + width) * of["b"]
+
+        size = self.mesh.batches if self.gathers else 1
+        tokens = [*map(_rows, ranks)]
+        pairs = [one["text_topk"] * sum(tokens[i - i % size :][:size]) for i in range(len(tokens))]
+        layers = [pairs] * self.mixtures
+        if self.pairs:
+            layers = [[n - of[sent] + of[got] for n, of in zip(pairs, ranks, strict=True)] for sent, got in self.pairs]
+        every = ((of, n) for layer in layers for of, n in zip(ranks, layer, strict=True))
+        of_all = sum(read({**of, **sizes}, n) for of, n in every for sizes in own)
+        yield EXPERTS, of_all - self.mixtures * read(one, one["text_topk"] * _rows(one))
 
     def _divides_tokens(self, role: str, metric: str, one: SymbolValues) -> bool:
         """Return whether ranks divide the tokens of what a prompt costs in a module (sequence parallelism)."""
@@ -571,7 +995,7 @@ class Shards:
     def _uneven(self, part: Part | None, metric: str) -> str:
         """Return the name of what ranks have more of a divided cost, where parts are not equal shares."""
         if part == "experts" and metric in ("params_active", "weight_read_bytes"):
-            return "experts that tokens of a rank choose at most"
+            return EXPERTS
         padded = part in ("embedding", "head") and self.plan.multiple > 1
         return "padding of the vocabulary" if padded else "padding of uneven shards"
 
@@ -626,7 +1050,7 @@ class Shards:
         if self.latent and role == "text.layer.attention" and metric in ("output_bytes", "kv_read_bytes"):
             return _why_whole(role, part, latent=True)
         if metric in _OF_WEIGHTS:
-            return "rows that every rank looks up" if part == "embedding" else BIASES
+            return LOOKED_UP if part == "embedding" else BIASES
         if role == "text.layer.attention" and metric == "input_bytes":
             return "tables and masks that the attention of every rank reads"
         return _REPEATED.get(metric, "work of split modules on whole tensors")
@@ -648,7 +1072,7 @@ class Shards:
         if not core:
             return (ranks - 1) * cost if stage == STAGES[1] else 0, SEQUENCE_COPIES
         skipped = cost * (ranks - 1) // (2 * ranks) if metric == "flops" and self.cp_plan != "ulysses" else 0
-        return -skipped, "pairs with keys after a rank's own positions, which it skips"
+        return -skipped, SKIPPED
 
     def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
         """Return the dtypes of the tensors in one kind of collective along a mesh axis, in a run in ``dtype``."""
@@ -826,8 +1250,33 @@ _REDUCED: Final[Mapping[str, Part]] = {
 """Part of the plan of each module whose results ranks add up, by role."""
 
 
+SKIPPED: Final = "pairs with keys after a rank's own positions, which it skips"
+MERGED: Final = "partial results of attention that ranks merge"
+PASSED: Final = "keys and values that ranks pass around a ring"
+READ_AGAIN: Final = "queries, keys and values read again for each part"
+FOR_POSITIONS: Final = "heads that ranks exchange for positions"
+TURNED: Final = "queries and keys of heads that other ranks attend"
+GATHERED_HEADS: Final = "results of heads that ranks gather"
+FROM_CACHE: Final = "latents that a rank without the new token projects from its cache"
+SENT: Final = "hidden states that stages send"
+SUMMED: Final = "tensors that ranks add up, read and written by the collective"
+ELSEWHERE: Final = "sums for tokens of other ranks, which a rank does not get"
+WEIGHED: Final = "results that a rank weighs and adds behind the exchange"
+EXCHANGED: Final = "pairs of tokens and experts, copied, exchanged and put in order"
+ZEROS: Final = "looked-up rows of other ranks, overwritten with zeros"
+JOINED: Final = "latents that are joined again behind a divided projection"
+GATHERED_LOGITS: Final = "logits that every rank gathers"
+GATHERED_STATES: Final = "hidden states of other ranks that a rank gathers"
+GATHERED_TOKENS: Final = "tokens, results and weights of experts that ranks gather"
+OUTSIDE: Final = "rows of other ranks, which do not enter or leave a mixture"
+OVERWRITTEN: Final = "rows of experts of other ranks, overwritten with zeros"
+UNREAD: Final = "tables that no layer of a stage reads"
 KV_COPIES: Final = "key/value heads that several ranks hold"
 BIASES: Final = "biases added after a sum over ranks"
+LOOKED_UP: Final = "rows that every rank looks up"
+MASKS: Final = "masks that every rank reads"
+FEATURES: Final = "features of images that every rank puts into the prompt"
+EXPERTS: Final = "experts that tokens of a rank choose at most"
 TIED: Final = "tables of tied output projections on the last stage"
 ROWS_ELSEWHERE: Final = "rows of experts of other ranks, which the kernel gets and skips"
 _OF_WEIGHTS: Final = frozenset({*OF_MEMORY, "weight_read_bytes"})
@@ -836,6 +1285,7 @@ _REPEATED: Final[Mapping[str, str]] = {
     "output_bytes": "results of split modules, which every rank writes",
 }
 """Names of the part of a split module's cost that every rank has in full, by metric."""
+_HEADS: Final = ("text_heads", "text_kv_heads")
 _LATENTS: Final = (".q_down", ".q_norm", ".kv_down", ".kv_norm")
 """Suffixes of the roles of modules that compute latents, which every rank needs in full."""
 
@@ -881,6 +1331,37 @@ def _tables(config: SharedDecoder, style: DecoderStyle | None, stages: int) -> t
     windows, most = config.windows() or (0,) * config.layers, 1 if style is None else style.rotary_tables
     parts = range(config.layers), *(stage_layers(config.layers, stages, stage) for stage in range(stages))
     return tuple(min(most, len({windows[i] for i in part})) for part in parts)
+
+
+def _windows(config: SharedDecoder, stages: int) -> tuple[frozenset[int], ...]:
+    """Return the window lengths of the layers of a decoder, and of those of each pipeline stage; 0 is none."""
+    windows = config.windows() or (0,) * config.layers
+    parts = range(config.layers), *(stage_layers(config.layers, stages, stage) for stage in range(stages))
+    return tuple(frozenset(windows[i] for i in part) for part in parts)
+
+
+def _mask(of: SymbolValues, window: int) -> int:
+    """Return the elements of the masks of a call, or of all steps, for layers with a window; 0 is none.
+
+    Once the cached tokens fill the window, a mask has columns for those that are left of them, and for the new ones.
+    """
+    if "N" not in of:
+        past = of.get("C", 0)
+        kept = window - 1 if past and 0 < window <= past + 1 else past
+        return of["B"] * of["S"] * (kept + of["S"])
+    if 0 < window <= of["P"] + 1:
+        return of["B"] * of["N"] * window
+    return of["B"] * (of["N"] * (of["P"] + 1) + of["N"] * (of["N"] - 1) // 2)
+
+
+def _rows(of: SymbolValues) -> int:
+    """Return the tokens of all sequences of a rank in a call, or in all steps."""
+    return of["B"] * _positions(of)
+
+
+def _positions(of: SymbolValues) -> int:
+    """Return the new tokens of one sequence of a rank in a call, or in all steps."""
+    return of["N"] if "N" in of else of["S"]
 
 
 def _calls(one: Ledger, stage: str) -> int:
