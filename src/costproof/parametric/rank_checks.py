@@ -360,7 +360,9 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
     mesh, item, hidden = workload.mesh, FLOAT_BYTES[workload.dtype], symbols["text_hidden"]
     others, after = mesh.tp - 1, {c.module.rpartition(".")[2] for c in found.collectives if c.group in ("tp", "ep")}
     calls, modules = {"prefill": 1, "decode": workload.new_tokens}, {n.module for n in one.nodes}
-    for stage, metric in ((s, m) for s, of in found.one_device.items() for m in of if m in _BY_TERMS - {UNFUSED, FLOOR}):
+    for stage, metric in (
+        (s, m) for s, of in found.one_device.items() for m in of if m in _BY_TERMS - {UNFUSED, FLOOR}
+    ):
         amounts = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, metric)}
         nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
         if metric == "calls":

@@ -336,7 +336,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             copies[what] += alike * added
             copies[rows] += alike * padding
             if stage:
-                further, reason = sharing.along_sequence(stage, role, kind, metric, times * cost)
+                further, reason = sharing.along_sequence(stage, role, kind, metric, times * cost + padding)
                 copies[reason] += alike * further
             else:
                 once, again = times * cost + added + padding, sharing.copies_of_batches(role, metric) - 1
@@ -382,7 +382,9 @@ def _of_terms(
                 copies[why] += alike * amount
         called = (n for n in one.nodes if n.stage == stage and n.invocation and not n.kind and of(n.role))
         for (role, call), modules in Counter((n.role, n.invocation) for n in called).items():
-            for why, amount in sharing.moved(role, metric, {**config, **alone[stage, call]}, known(stage, call), modules):
+            for why, amount in sharing.moved(
+                role, metric, {**config, **alone[stage, call]}, known(stage, call), modules
+            ):
                 copies[why] += amount
         for why, amount in sharing.added_by_collectives(one, stage, metric, FLOAT_BYTES[workload.dtype], stored):
             copies[why] += amount
@@ -504,10 +506,9 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
                 pad, vocabulary = sharing.padding_of(node.role, metric, 0)[0], config["text_vocab"]
                 share = times + sympy.Rational(sharing.padding_of(node.role, metric, vocabulary)[0] - pad, vocabulary)
                 if stage:  # of a cost that all parts of a sequence divide
-                    parts = 2 * mesh.cp
-                    share += sympy.Rational(
-                        sharing.along_sequence(stage, node.role, node.kind, metric, parts * times)[0], parts
-                    )
+                    parts = 2 * mesh.cp * share.q
+                    cost = int(share * parts)
+                    share += sympy.Rational(sharing.along_sequence(stage, node.role, node.kind, metric, cost)[0], parts)
                 added = more * (item if metric == "weight_bytes" else 1) + pad
                 every[node.exprs[metric], share, added, groups] += 1
         total = sympy.Integer(0)

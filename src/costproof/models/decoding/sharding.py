@@ -6,9 +6,9 @@ by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a sym
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 import sympy
@@ -22,6 +22,7 @@ from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, FSDP_CP, PLAN, 
 from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED, Metric
 from costproof.ledger.node import Ledger, bearing
 from costproof.ledger.workload import Workload
+from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.plans import OWN, SharedDecoder, by_heads, named_plan, routed_layers, split_parts
 from costproof.models.target import DATA_COPIES, OF_MEMORY, OF_WORK, SEQUENCE_COPIES
@@ -231,6 +232,9 @@ class Shards:
     """Whether only the last position of a prompt has logits."""
     turns_pairs: bool = False
     """Whether rotary embedding rotates pairs of elements, see :attr:`DecoderStyle.pairs`."""
+    cache: Size = 1
+    """Bytes of the cache in its format for each byte in the dtype of the run, see
+    :func:`~costproof.models.cache_dtype.cache_share`."""
     absorbs: bool = False
     """Whether decode steps of latent attention absorb the expansion of latents."""
     windows: tuple[frozenset[int], ...] = ()
@@ -275,7 +279,7 @@ class Shards:
             shares_table=config.tied, windows=_windows(config, mesh.pp) if workload.attention == "eager" else (),
             mixtures=sum(routed_layers(config)), capped_logits=style is not None and style.logits_capped,
             biased_experts=style is not None and style.clamped_experts,
-            turns_pairs=style is not None and style.pairs, absorbs=workload.inputs.get("decoding") == "absorbed",
+            turns_pairs=style is not None and style.pairs, cache=cache_share(workload, latent=latent), absorbs=workload.inputs.get("decoding") == "absorbed",
         )  # fmt: skip
 
     @property
@@ -728,49 +732,52 @@ class Shards:
         new, fewer, before = batch * steps, batch * steps * (steps + 1) // 2, batch * steps * (steps - 1) // 2
         old = new * past
         keys = old + fewer  # with the new ones
-        found: Counter[str] = Counter()  # elements, by metric
-        cached = joined = 0  # less cached elements, and other unfused ones
-        latents = 0  # elements of latents that the projection reads from the cache
+        fewer_of: dict[str, int] = {}  # elements that the rank has less, by metric
+        cached = joined = 0  # elements that it does not cache, and further ones that it does not move
+        latents: dict[str, int] = {}  # elements of cached latents that the projection reads, by metric
+        tp, rank, rope = self.mesh.tp, of.get("text_kv_rank", 0), of.get("text_rope", 0)
         if part == "" and self.latent:
-            tp, rank, rope = self.mesh.tp, of["text_kv_rank"], of["text_rope"]
-            expanded, width = of["text_nope"] + of["text_value"], of["text_nope"] + rope
-            found["vector_flops"] = -6 * fewer * heads
-            found["input_bytes"] = -tp * new * rank
-            cached = -tp * new * (rank + rope)
+            fewer_of = {"vector_flops": 6 * fewer * heads, "input_bytes": tp * new * rank,
+                        "kv_read_bytes": tp * before * (rank + rope)}  # fmt: skip
+            cached = tp * new * (rank + rope)
             if self.absorbs:
-                found["kv_read_bytes"] = -tp * before * (rank + rope)
-                joined = -tp * (keys * (5 * rank + 4 * rope) - old * (3 * rank + 2 * rope) + 2 * new * rope)
+                joined = tp * (keys * (5 * rank + 4 * rope) - old * (3 * rank + 2 * rope) + 2 * new * rope)
             else:
-                found["input_bytes"] -= fewer * heads * expanded
-                found["output_bytes"] = -tp * keys * rank
-                found["kv_read_bytes"] = -tp * before * (rank + rope)
-                latents = -tp * old * rank
-                joined = -2 * (fewer * heads * width + tp * keys * rope) - 2 * tp * new * rope
+                expanded, width = of["text_nope"] + of["text_value"], of["text_nope"] + rope
+                fewer_of["input_bytes"] += fewer * heads * expanded
+                fewer_of["output_bytes"] = tp * keys * rank
+                latents = {"kv_read_bytes": -tp * old * rank}
+                joined = 2 * (fewer * heads * width + tp * keys * rope) + 2 * tp * new * rope
         elif part == "":
-            width = both // 2
-            found["vector_flops"] = -6 * fewer * heads
-            found["input_bytes"] = -new * kv_heads * width
-            found["kv_read_bytes"] = -before * kv_heads * both
-            cached = -new * kv_heads * both
-            joined = -2 * keys * kv_heads * both - 2 * new * kv_heads * width
+            values, cached = new * kv_heads * both // 2, new * kv_heads * both
+            fewer_of = {
+                "vector_flops": 6 * fewer * heads,
+                "input_bytes": values,
+                "kv_read_bytes": before * kv_heads * both,
+            }
+            joined = 2 * keys * kv_heads * both + 2 * values
         elif part == "v":
-            found["output_bytes"] = -new * kv_heads * both // 2
+            fewer_of = {"output_bytes": new * kv_heads * both // 2}
         elif part == "kv_norm":
-            found["output_bytes"] = -self.mesh.tp * new * of["text_kv_rank"]
+            fewer_of = {"output_bytes": tp * new * rank}
         elif part == "kv_up" and not self.absorbs:
-            tp, rank = self.mesh.tp, of["text_kv_rank"]
-            found["input_bytes"] = -tp * fewer * rank
-            found["output_bytes"] = -fewer * heads * (of["text_nope"] + of["text_value"])
-            latents = tp * old * rank
-        moved = ("input_bytes", "output_bytes", "kv_read_bytes")
-        found[UNFUSED] = sum(found[name] for name in moved) + cached + joined
-        yield SEQUENCE_COPIES, found[metric] * (1 if metric == "vector_flops" else item)
-        if (
-            metric == "kv_read_bytes"
-            or (metric == "input_bytes" and part == "kv_up")
-            or (metric == UNFUSED and not part)
-        ):
-            yield FROM_CACHE, latents * item * (-1 if metric == "input_bytes" else 1)
+            fewer_of = {"input_bytes": tp * fewer * rank,
+                        "output_bytes": fewer * heads * (of["text_nope"] + of["text_value"])}  # fmt: skip
+            latents = {"input_bytes": -tp * old * rank, "kv_read_bytes": tp * old * rank}
+        if metric == "vector_flops":
+            yield SEQUENCE_COPIES, -fewer_of.get(metric, 0)
+            return
+        share = Fraction(str(sympy.sympify(self.cache).xreplace({sym(name): n for name, n in of.items()})))
+        shares = {"input_bytes": 1, "output_bytes": 1, "kv_read_bytes": share}
+        if metric == UNFUSED:
+            yield (
+                SEQUENCE_COPIES,
+                -int(item * (sum(n * fewer_of.get(m, 0) for m, n in shares.items()) + share * cached + joined)),
+            )
+            yield FROM_CACHE, int(item * sum(n * latents.get(m, 0) for m, n in shares.items()))
+        elif metric in shares:
+            yield SEQUENCE_COPIES, -int(item * shares[metric] * fewer_of.get(metric, 0))
+            yield FROM_CACHE, int(item * shares[metric] * latents.get(metric, 0))
 
     def _of_collectives(self, role: str, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
         """Yield what the collectives of one module add to its unfused bytes on all ranks, by cause."""
