@@ -56,6 +56,8 @@ class Matrix:
     """Number of the matrices that a call reads; ``None``: all of them, or only rows of a table."""
     joined: bool = False
     """Whether rows of two matrices, gate and up projection, are stacked in each matrix."""
+    digits: int | None = None
+    """Number of digits of the rows and columns, for a format that writes them down; ``None``: unknown."""
 
     @property
     def elements(self) -> Size:

@@ -136,7 +136,7 @@ def mesh_options(*operands: str) -> Callable[[F], F]:
             spread = {name: ",".join((choices[name], *settings)) for name in operands}
             for name in operands if settings else ():
                 path = Path(choices[name])
-                if path.suffix == ".json" or (path / "capture.json").exists():
+                if (path.suffix == ".json" and not choices[name].startswith("hf:")) or (path / "capture.json").exists():
                     given_names = ", ".join(f"--{setting.partition('=')[0]}" for setting in settings)
                     what, fix = "a file has the mesh of its own run", "leave them out, or name targets with settings"
                     raise BadInput(what, where=given_names, got=choices[name], fix=fix)

@@ -235,10 +235,12 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
     stored += one.total("weight_bytes") or 0
     found = Parallel(
         mesh, workload.rank, sharing.origin, tuple(rows), tuple(_collectives(counted, workload, sharing)),
-        {"": {m: cost for m in (*HELD, *held) if (cost := one.total(m)) is not None},
-         **{s: {m: cost for m in (*DONE, *done) if (cost := one.stage_total(s, m)) is not None}
+        {"": {m: cost for m in (*HELD, *held) if m in counted.metrics and (cost := one.total(m)) is not None},
+         **{s: {m: cost for m in (*DONE, *done)
+                if m in counted.metrics and (cost := one.stage_total(s, m)) is not None}
             for s in one.stages if s in rows[0].stages}},
-        (*copies, *_of_terms(target, one, workload, sharing, copies, stored)),
+        tuple(d for d in (*copies, *_of_terms(target, one, workload, sharing, copies, stored))
+              if d.metric in counted.metrics),
         tuple(_dispatches(target, workload, sharing)),
     )  # fmt: skip
     whole = _whole_prompt(target, workload)

@@ -66,6 +66,7 @@ BLOCKS: Final = (
     "the cache is kept in blocks, no prefix is shared: the most that a call holds counts, and with the live peak, to "
     "which a layer adds its blocks when it writes, it is an upper bound"
 )
+WHOLE_MATRIX: Final = "the largest matrix that is unpacked is that of the whole model, no less than a rank's part of it"
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings whose limits are searched."""
 _RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
@@ -266,6 +267,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     if quantised is not None and (converted or not side.workload.mesh.one):
         resident = folded.total("resident_bytes")
         held = None if resident is None or buffers is None else resident - buffers
+        quantised, weights = (None, None) if resident is None else (quantised, weights)  # as notes say why
     if converted and of.next_token:
         what = "the weights of MTP modules are counted in the dtype of the checkpoint"
         raise BadInput(what, where="--dtype, --mtp", expected=getattr(read.origin, "dtype", None), got=dtype)
@@ -311,6 +313,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
             *unknown, *why, *((ONE_ROUTING if routed else EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
             *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
+            *((WHOLE_MATRIX,) if unpacked and side.workload.mesh.tp > 1 and side.workload.mesh.fsdp == 1 else ()),
             *((f"weights that are not quantised are in {dtype}, unlike stored ones",) if converted else ()),
         ),
         rank=None if side.workload.mesh.one else side.workload.rank,

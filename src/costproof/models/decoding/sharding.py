@@ -537,12 +537,12 @@ class Shards:
             yield from self._copies_of_shared(role, metric, cost, one, ranks, of_group)
             return
         whole, every, heads = cost({**one, **absent}), of_group(one), 0
-        if "text_kv_heads" in own[0]:
+        if "text_kv_heads" in own[0] and self.copies > 1:
             named = ({**one, **absent, "text_kv_heads": n} for n in (own[0]["text_kv_heads"], one["text_kv_heads"]))
             of_rank, of_all = (cost(values) - whole for values in named)
             heads = tp * of_rank - of_all
             yield KV_COPIES, heads
-        yield self._repeated(role, metric), (tp - 1) * whole
+        yield self._of_format(role, metric, whole) or self._repeated(role, metric), (tp - 1) * whole
         yield self._uneven(part, metric), every - alone - (tp - 1) * whole - heads
         again = sum(map(of_group, ranks)) - every
         if mesh.cp > 1 and role == "text.layer.attention" and metric in OF_WORK:
@@ -1062,6 +1062,15 @@ class Shards:
             return "tables and masks that the attention of every rank reads"
         return _REPEATED.get(metric, "work of split modules on whole tensors")
 
+    def _of_format(self, role: str, metric: str, whole: int) -> str:
+        """Return the name of what a quantised format stores of a module beside its divided parts; empty: nothing."""
+        if metric not in OF_MEMORY or self._repeated(role, metric) != BIASES:
+            return ""
+        biases = dict(self.biased).get(role, 0)
+        if not biases:
+            return OF_FORMAT
+        return "" if whole % biases == 0 and whole // biases in (1, 2, 4) else f"{BIASES}, and {OF_FORMAT}"
+
     def vocabulary(self, part: Part) -> Size:
         """Return how many vocabulary entries a rank holds of a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
@@ -1280,6 +1289,7 @@ OVERWRITTEN: Final = "rows of experts of other ranks, overwritten with zeros"
 UNREAD: Final = "tables that no layer of a stage reads"
 KV_COPIES: Final = "key/value heads that several ranks hold"
 BIASES: Final = "biases added after a sum over ranks"
+OF_FORMAT: Final = "scales, zero biases, indices and tables of formats that every rank has"
 LOOKED_UP: Final = "rows that every rank looks up"
 MASKS: Final = "masks that every rank reads"
 FEATURES: Final = "features of images that every rank puts into the prompt"
