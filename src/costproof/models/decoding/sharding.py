@@ -988,20 +988,25 @@ class Shards:
             return
         gathered = [{**of, "B": sum(x["B"] for x in group)} for group in groups for of in group]
         own, rows = 0, sum(map(of_group, gathered))
-        if metric in _REPEATED and role == "text.layer.experts":
+        if metric in ("input_bytes", "output_bytes") and role == "text.layer.experts":
             outside = [{**of, "text_moe": 0} for of in (*ranks, *gathered, one)]
             own = sum(map(of_group, outside[: len(ranks)]))
             rows -= sum(map(of_group, outside[len(ranks) : -1]))
             alone = cost(outside[-1])
             yield _REPEATED[metric], own - alone
             yield self._repeated(role, metric), rows - cost(one) + alone
-        else:
-            name = self._uneven("experts", metric) if metric in _OF_WEIGHTS else self._repeated(role, metric)
-            yield name, rows - cost(one)
+            return
+        weights = metric in _OF_WEIGHTS
+        if metric == UNFUSED:  # what reads no weights depends on the rows only
+            none = [{**of, "text_experts": 0} for of in (*gathered, one)]
+            of_rows = sum(self.mesh.tp * cost(of) for of in none[:-1]) - cost(none[-1])
+            yield self._repeated(role, metric), of_rows
+            own, weights = of_rows, True
+        yield self._uneven("experts", metric) if weights else self._repeated(role, metric), rows - cost(one) - own
 
     def _uneven(self, part: Part | None, metric: str) -> str:
         """Return the name of what ranks have more of a divided cost, where parts are not equal shares."""
-        if part == "experts" and metric in ("params_active", "weight_read_bytes"):
+        if part == "experts" and metric in ("params_active", "weight_read_bytes", UNFUSED):
             return EXPERTS
         padded = part in ("embedding", "head") and self.plan.multiple > 1
         return "padding of the vocabulary" if padded else "padding of uneven shards"
@@ -1054,11 +1059,11 @@ class Shards:
             return _why_whole(role, part, latent=True)
         if part is None or part not in self.plan.split:
             return _why_whole(role, part, latent=False)
-        if self.latent and role == "text.layer.attention" and metric in ("output_bytes", "kv_read_bytes"):
+        if self.latent and role == "text.layer.attention" and metric in ("output_bytes", "kv_read_bytes", UNFUSED):
             return _why_whole(role, part, latent=True)
         if metric in _OF_WEIGHTS:
             return LOOKED_UP if part == "embedding" else BIASES
-        if role == "text.layer.attention" and metric == "input_bytes":
+        if role == "text.layer.attention" and metric in ("input_bytes", UNFUSED):
             return "tables and masks that the attention of every rank reads"
         return _REPEATED.get(metric, "work of split modules on whole tensors")
 
@@ -1300,6 +1305,7 @@ _OF_WEIGHTS: Final = frozenset({*OF_MEMORY, "weight_read_bytes"})
 _REPEATED: Final[Mapping[str, str]] = {
     "input_bytes": "inputs of split modules, which every rank reads",
     "output_bytes": "results of split modules, which every rank writes",
+    UNFUSED: "inputs and results of split modules, which every rank reads or writes",
 }
 """Names of the part of a split module's cost that every rank has in full, by metric."""
 _HEADS: Final = ("text_heads", "text_kv_heads")
