@@ -40,7 +40,7 @@ from costproof.ledger.mesh import (
 from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES, TargetInfo, Workload
-from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES
+from costproof.models.target import DATA_COPIES, OF_MEMORY, SEQUENCE_COPIES
 
 _MOST_REMAINDERS: Final = 64
 EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
@@ -280,6 +280,7 @@ def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[s
         yield Recount("", DATA_COPIES, metric, of.get((DATA_COPIES, metric), 0), again)
         again = 0 if parts else total(metric, *data) - total(metric, *data, "cp")
         yield Recount("", SEQUENCE_COPIES, metric, of.get((SEQUENCE_COPIES, metric), 0), again)
+    yield from _stored_copies(found, one)
     split = any(c.group == "tp" and c.module.endswith(".o_proj") for c in found.collectives)
     for stage, metric in ((stage, metric) for stage, of_stage in found.one_device.items() for metric in of_stage):
         if metric == "buffer_bytes" or metric in _BY_TERMS:
@@ -297,6 +298,27 @@ def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[s
             yield Recount(stage, what, f"is a cause of more {metric}", left, True)
 
 
+def _stored_copies(found: Parallel, one: Ledger) -> Iterator[Recount]:
+    """Yield checks that stored and resident bytes have the copies of parameters, where they are stored as they run."""
+    known = {metric for metric in found.ranks[0].stages.get("", {}) if metric in OF_MEMORY}
+    wanted = known if found.mesh.fsdp == 1 else known & {"params_active"}
+    yield Recount("", "metrics of memory", "have copies by name", found.one_device.get("", {}).keys() >= wanted, True)
+    named = Counter({(d.what, d.metric): d.amount for d in found.duplicates if not d.stage})
+    for metric, plain in (("stored_elements", "params"), ("stored_bytes", "weight_bytes")):
+        if metric in wanted and one.total(metric) == one.total(plain):
+            for what in {what for what, of in named if of in (metric, plain)}:
+                yield Recount("", what, metric, named[what, metric], named[what, plain])
+    held, buffers = one.total("weight_bytes"), one.total("buffer_bytes")
+    if "resident_bytes" in wanted and held is not None and one.total("resident_bytes") == (held or 0) + (buffers or 0):
+        for what in {what for what, of in named if of in ("resident_bytes", "weight_bytes")} - _OF_BUFFERS:
+            if what.endswith("leaves whole"):  # with their buffers
+                continue
+            again = named[what, "weight_bytes"] + named[what, "buffer_bytes"]
+            yield Recount("", what, "resident_bytes", named[what, "resident_bytes"], again)
+
+
+_OF_BUFFERS: Final = frozenset({"tables of rotary embedding", "routers", "buffers"})
+"""Causes of copies that buffers have, some of which are called buffers in their own metric."""
 _CAUSES: Final = (
     "", "norms", "routers", "tables of rotary embedding", "latents of MLA, and the projections to them",
     "key/value heads that several ranks hold", "rows of experts of other ranks, which the kernel gets and skips",

@@ -464,7 +464,7 @@ class Shards:
             metric: parameters or bytes that are held, or FLOPs.
         """
         if metric == "buffer_bytes":
-            return self.mesh.tp * (self.mesh.pp if role == "text.rotary" else 1), "buffers"
+            return self.mesh.tp * (self.mesh.pp if role == "text.rotary" else 1), _BUFFERS
         of_kv = role.endswith((".attention.k", ".attention.v")) or (
             role.endswith(".attention") and metric == "kv_cache_bytes" and not self.latent
         )
@@ -503,12 +503,14 @@ class Shards:
             yield "parts of parameters that ranks read to gather them", stored * _calls(one, stage)
             yield "copies of gathered parameters", (2 + 2 * self.mesh.stored_parts) * stored * _calls(one, stage)
         if metric in OF_MEMORY and self.tied:
-            held, both = total("text.embedding", metric), self.mesh.dp * self.mesh.cp * self.mesh.fsdp
+            held = total("text.embedding", metric)
             if metric == "resident_bytes":
                 held -= total("text.embedding", "buffer_bytes")
             rows = _padded(self.vocab, self.plan.multiple)
             every = held * rows // self.vocab if "head" in self.plan.split else held * tp
-            yield TIED, every * both
+            yield TIED, every
+            yield SEQUENCE_COPIES, every * (self.mesh.cp - 1)
+            yield DATA_COPIES, every * self.mesh.cp * (self.mesh.dp * self.mesh.fsdp - 1)
 
     def excess(
         self, role: str, metric: str, expr: str, one: SymbolValues, ranks: Sequence[SymbolValues]
@@ -553,10 +555,18 @@ class Shards:
 
             again, skipped = self._of_core(one, ranks, group, lambda of: cost({**of, **dict.fromkeys(_HEADS, 0)}))
             yield SKIPPED, skipped
-        yield DATA_COPIES if mesh.cp == 1 else SEQUENCE_COPIES, again
+        # Ranks that share a sequence have one part of the batch, and would do the same work on whole sequences.
+        known = ({**one, "B": of["B"]} if "B" in of else one for of in ranks)
+        data = sum(map(of_group, known)) - mesh.cp * every if mesh.cp > 1 else again
+        yield DATA_COPIES, data
+        yield SEQUENCE_COPIES, again - data
         if role == "text.rotary" or (metric == "calls" and role in ("root", "text")):
             alone, *stages = self.tables if metric == "output_bytes" else (1,) * (mesh.pp + 1)
-            yield self._repeated(role, metric), (every + again) * (sum(stages) - alone) // alone
+            further = Fraction(sum(stages) - alone, alone)
+            for why, amount in (
+                (self._repeated(role, metric), every), (DATA_COPIES, data), (SEQUENCE_COPIES, again - data),
+            ):  # fmt: skip
+                yield why, int(amount * further)
             if metric == UNFUSED and len({*self.tables}) > 1:  # a stage makes all tables, and reads some
                 unread = mesh.pp * self.tables[0] - sum(self.tables[1:])
                 table = 2 * sum(_positions(of) for of in ranks) * one["text_head_dim"] * one["b"]
@@ -1062,7 +1072,7 @@ class Shards:
         if self.latent and role == "text.layer.attention" and metric in ("output_bytes", "kv_read_bytes", UNFUSED):
             return _why_whole(role, part, latent=True)
         if metric in _OF_WEIGHTS:
-            return LOOKED_UP if part == "embedding" else BIASES
+            return (_BUFFERS if metric in OF_MEMORY else LOOKED_UP) if part == "embedding" else BIASES
         if role == "text.layer.attention" and metric in ("input_bytes", UNFUSED):
             return "tables and masks that the attention of every rank reads"
         return _REPEATED.get(metric, "work of split modules on whole tensors")
@@ -1294,6 +1304,7 @@ OVERWRITTEN: Final = "rows of experts of other ranks, overwritten with zeros"
 UNREAD: Final = "tables that no layer of a stage reads"
 KV_COPIES: Final = "key/value heads that several ranks hold"
 BIASES: Final = "biases added after a sum over ranks"
+_BUFFERS: Final = "buffers"
 OF_FORMAT: Final = "scales, zero biases, indices and tables of formats that every rank has"
 LOOKED_UP: Final = "rows that every rank looks up"
 MASKS: Final = "masks that every rank reads"
