@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -71,6 +71,8 @@ def recounts(
     yield from _sums(found, workload)
     yield from _copies(found, workload, one, symbols)
     yield from _whole_parts(found, workload, one, symbols)
+    yield from _accesses(found, workload, one, symbols)
+    yield from _rings(found, workload, symbols)
     yield from _along_stages(found, workload, undivided or {}, symbols)
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
@@ -444,6 +446,230 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
             of_text = [n for n in nodes if n.role.startswith("text.") and n.module.rpartition(".")[2] in held]
             more = sum((copies - 1) * (n.cost(metric) or 0) for n in of_text)
             yield Recount(stage, _OF_HEADS, metric, amounts.get(_OF_HEADS, 0), more)
+
+
+def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of what exchanges with other ranks add to bytes and vector FLOPs.
+
+    A collective's accesses follow from its payload, the bytes of the full tensor on the wire. All collectives of the
+    counted rank are scaled by the tokens of all ranks to those of this rank.
+    """
+    mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
+    runs = [replace(workload, inputs={**workload.inputs, RANK: r}) for r in range(mesh.world)]
+    batches = [run.own_batch for run in runs]
+    of = {(d.stage, d.metric, d.what): d.amount for d in found.duplicates}
+    hidden, latent = symbols["text_hidden"], "text_kv_rank" in symbols
+    for stage, calls in (("prefill", 1), ("decode", workload.new_tokens)):
+        if not calls or UNFUSED not in found.one_device.get(stage, {}):
+            continue
+        tokens = [
+            batch * (run.own_tokens if stage == "prefill" else calls) for batch, run in zip(batches, runs, strict=True)
+        ]
+        state = Fraction(sum(tokens) * hidden * item, mesh.pp)
+
+        def recount(what: str, metric: str, again: int | Fraction, stage: str = stage) -> Recount:
+            return Recount(stage, what, metric, of.get((stage, metric, what), 0), again)
+
+        for metric, times in (("input_bytes", 1), (UNFUSED, 1), (FLOOR, 2)):  # a floor has what enters, too
+            yield recount("hidden states that stages send", metric, times * (mesh.pp - 1) * state)
+        stored = calls * sum(len(row.ranks) * row.stages[""]["weight_bytes"] for row in found.ranks)
+        gathered = 2 * stored * (1 + mesh.fsdp * mesh.cp) if mesh.fsdp > 1 else 0  # copied, read, all written and read
+        yield recount("copies of gathered parameters", UNFUSED, gathered)
+        whole_text = [n for n in one.nodes if n.stage == stage and n.role.startswith("text.")]
+        norms = [
+            n for n in whole_text if "norm" in (leaf := n.module.rpartition(".")[2]) and leaf not in _LATENT_MODULES
+        ]
+        if mesh.cp == 1 and workload.inputs.get(PLAN) != "megatron":
+            if not any(n.module.endswith(("q_norm", "k_norm")) for n in norms):  # whose rows may be heads
+                more = (mesh.tp - 1) * sum(n.cost(UNFUSED) or 0 for n in norms)
+                yield recount("norms", UNFUSED, more)
+            more = (mesh.tp - 1) * sum(n.cost("weight_read_bytes") or 0 for n in norms)
+            yield recount("norms", FLOOR, more)
+        if workload.attention == "eager" and "text_window" not in symbols:
+            yield recount("masks that every rank reads", FLOOR, item * _masks(workload, stage, batches))
+        if mesh.pp > 1:  # then the counted rank has a part of the layers
+            continue
+        here = [c for c in found.collectives if c.stage == stage]
+        scale = Fraction(sum(tokens), tokens[workload.rank])
+
+        def payload(kind: str, groups: Sequence[str], leaf: str = "", here: Sequence[Collectives] = here) -> int:
+            return sum(c.bytes for c in here if c.kind == kind and c.group in groups and c.module.endswith(leaf))
+
+        parts = payload("reduce_scatter", ["tp"])
+        several = {batch > 1 for batch in batches}
+        if not parts or len(several) == 1:  # parts of several sequences are put in order
+            moved = 2 * payload("all_reduce", ["tp", "ep"]) + (4 if True in several else 2) * parts
+            yield recount("tensors that ranks add up, read and written by the collective", UNFUSED, scale * moved)
+        what = "sums for tokens of other ranks, which a rank does not get"
+        yield recount(what, UNFUSED, -scale * parts * (1 - Fraction(1, mesh.tp)))
+        if not mesh.tp > 1 or len(several) == 1:
+            whole = payload("all_gather", ["tp"]) - payload("all_gather", ["tp"], "lm_head")
+            states = whole * (3 if True in several else 1) + Fraction(whole, mesh.tp)
+            yield recount("hidden states of other ranks that a rank gathers", UNFUSED, scale * states)
+        looked_up = sum(payload(kind, ["tp"], "embed_tokens") for kind in ("all_reduce", "reduce_scatter"))
+        zeros = mesh.world * calls * item if looked_up else 0  # one of them is read by each call
+        yield recount("looked-up rows of other ranks, overwritten with zeros", UNFUSED, 2 * (scale * looked_up + zeros))
+        yield recount(
+            "rows that every rank looks up", FLOOR, _looked_up(workload, one, stage, symbols, split=looked_up > 0)
+        )
+        yield from (recount(*row) for row in _of_logits(workload, stage, payload, symbols, batches))
+        if latent:
+            split = (
+                any(c.group == "tp" and c.module.endswith(".o_proj") for c in here)
+                and workload.inputs.get(PLAN, "transformers") == "transformers"
+            )
+            down = [n for n in one.nodes if n.stage == stage and n.module.endswith("kv_a_proj_with_mqa")]
+            made = 2 * mesh.tp * sum(n.cost("output_bytes") or 0 for n in down) * split
+            made *= mesh.cp if stage == "decode" else 1
+            yield recount("latents that are joined again behind a divided projection", UNFUSED, made)
+        yield from (recount(*row) for row in _of_exchanged_experts(workload, one, stage, here, symbols, batches))
+        if DISPATCH in workload.inputs:
+            layers = len({n.module for n in one.nodes if n.stage == stage and n.role == "text.layer.experts"})
+            sent = sum(len(row.ranks) * row.stages[stage]["comm_payload_bytes"] for row in found.ranks)
+            pairs = sent - mesh.world * layers * 8 * symbols["text_experts"]  # there, and as many back
+            yield recount("pairs of tokens and experts, copied, exchanged and put in order", UNFUSED, 6 * pairs)
+            yield recount(
+                "results that a rank weighs and adds behind the exchange", "vector_flops", Fraction(pairs, item)
+            )
+        if mesh.cp == 1:
+            continue
+        given = payload("all_to_all", ["cp"], "self_attn")
+        yield recount("heads that ranks exchange for positions", UNFUSED, 6 * scale * given)
+        brought, added = (payload(kind, ["cp"], "self_attn") for kind in ("all_gather", "all_reduce"))
+        if workload.inputs.get(CP_PLAN) == "ulysses" and not latent:
+            what = "results of heads that ranks gather"  # a part is written and read, all of it written and read
+            yield recount(what, "output_bytes", scale * brought * (1 - Fraction(1, mesh.cp)))
+            yield recount(what, UNFUSED, scale * brought * (3 + Fraction(1, mesh.cp)))
+        elif stage == "decode":
+            what, rows = "partial results of attention that ranks merge", Fraction(brought, 4 * mesh.cp)
+            merged = rows * (4 * mesh.cp + 4) + Fraction(added, item)
+            yield recount(what, "vector_flops", scale * merged)
+            yield recount(what, UNFUSED, scale * (4 * added + rows * (36 + 8 * mesh.cp)))
+
+
+def _masks(workload: Workload, stage: str, batches: Sequence[int]) -> int:
+    """Return the elements by which masks of all ranks exceed those of one device, call by call."""
+    found = 0
+    for step in range(1 if stage == "prefill" else workload.new_tokens):
+        queries = workload.text_tokens if stage == "prefill" else 1
+        keys = workload.past + workload.text_tokens + (0 if stage == "prefill" else step + 1)
+        found += queries * keys * (sum(batches) - workload.batch)
+    return found
+
+
+def _looked_up(workload: Workload, one: Ledger, stage: str, symbols: Mapping[str, int], *, split: bool) -> int:
+    """Return the bytes of table rows that a floor of all ranks has more than one device, each row read once at most."""
+    mesh, calls = workload.mesh, 1 if stage == "prefill" else workload.new_tokens
+    if not sum(n.cost("params") or 0 for n in one.nodes if n.role == "lm_head"):
+        return 0  # it reads the table of the embedding, whole
+    padded, share = _rows_of(str(workload.inputs.get(PLAN, "")), symbols["text_vocab"], mesh.tp)
+    found = -min(workload.batch * (workload.text_tokens if stage == "prefill" else 1), symbols["text_vocab"])
+    for rank in range(mesh.world):
+        run = replace(workload, inputs={**workload.inputs, RANK: rank})
+        entries = len(range(padded)[rank % mesh.tp * share :][:share]) if split else symbols["text_vocab"]
+        found += min(run.own_batch * (run.own_tokens if stage == "prefill" else 1), entries)
+    return found * calls * symbols["text_hidden"] * FLOAT_BYTES[workload.dtype]
+
+
+def _of_logits(
+    workload: Workload, stage: str, payload: Callable[..., int], symbols: Mapping[str, int], batches: Sequence[int]
+) -> Iterator[tuple[str, str, int | Fraction]]:
+    """Yield (cause, metric, amount) of logits that ranks gather, from the chunks of their columns."""
+    mesh, item, name = workload.mesh, FLOAT_BYTES[workload.dtype], "logits that every rank gathers"
+    plan, calls = str(workload.inputs.get(PLAN, "")), 1 if stage == "prefill" else workload.new_tokens
+    if not payload("all_gather", ["tp"], "lm_head"):
+        return
+    padded, share = _rows_of(plan, symbols["text_vocab"], mesh.tp)
+    positions, found = 0, 0
+    one_each = stage == "decode" or workload.logits == "last"
+    for rank, batch in enumerate(batches):
+        run = replace(workload, inputs={**workload.inputs, RANK: rank})
+        kept = 1 if one_each else run.own_tokens
+        place = rank % mesh.tp
+        own = len(range(padded)[place * share :][:share])
+        accesses = share + mesh.tp * share  # of a call, for each position: a chunk is read, all are written
+        accesses += 2 * mesh.tp * share if batch * kept > 1 else 0
+        accesses += own + share if own < share else 0
+        found += calls * batch * kept * accesses
+        positions += calls * batch * kept
+    yield name, UNFUSED, found * item
+    # A floor has the logits of each rank, of which one device has those of a tp-th of the positions.
+    yield name, FLOOR, Fraction((mesh.tp - 1) * positions * symbols["text_vocab"] * item, mesh.tp)
+
+
+def _of_exchanged_experts(
+    workload: Workload, one: Ledger, stage: str, here: Sequence[Collectives], symbols: Mapping[str, int],
+    batches: Sequence[int],
+) -> Iterator[tuple[str, str, int | Fraction]]:  # fmt: skip
+    """Yield (cause, metric, amount) of rows that experts of several ranks get, overwrite and return."""
+    mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
+    nodes = [n for n in one.nodes if n.stage == stage and n.role == "text.layer.experts"]
+    layers = len({n.module for n in nodes})
+    if mesh.ep == 1 or not layers or DISPATCH in workload.inputs:
+        return
+    hidden, top_k, inner = symbols["text_hidden"], symbols["text_topk"], symbols["text_moe"]
+    weight = 4 if _wide(one) else item
+    runs = [replace(workload, inputs={**workload.inputs, RANK: r}) for r in range(mesh.world)]
+    length = [run.own_tokens if stage == "prefill" else workload.new_tokens for run in runs]
+    own = [batch * n for batch, n in zip(batches, length, strict=True)]
+    alike = [
+        [r // mesh.ep * mesh.ep + i for i in range(mesh.ep) if i % mesh.tp == r % mesh.tp] for r in range(mesh.world)
+    ]
+    every = [sum(own[r] for r in ranks) if mesh.batches > 1 else own[i] for i, ranks in enumerate(alike)]
+    narrow = workload.experts == "batched_mm"
+    accesses = weight + (weight if narrow else (2 * hidden + 2 * inner) * item)
+    yield "rows of experts of other ranks, overwritten with zeros", UNFUSED, 2 * layers * sum(every) * top_k * accesses
+    if mesh.batches == 1:
+        return
+    sums = sum(c.bytes for c in here if c.kind == "reduce_scatter" and c.module.endswith(".experts"))
+    scale = Fraction(sum(every), every[workload.rank])
+    weights = layers * top_k * weight
+    # All tokens are written by the gather and read, their results written and read, and so are weights.
+    what = "tokens, results and weights of experts that ranks gather"
+    yield what, UNFUSED, 4 * scale * sums + 2 * weights * sum(every)
+    others = sum(every) - sum(own)
+    outside = 2 * sums * Fraction(others, every[workload.rank]) + weights * others
+    yield "rows of other ranks, which do not enter or leave a mixture", UNFUSED, -outside
+
+
+def _rings(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of a prompt's attention in a ring, part by part: a query sees its own part and earlier ones.
+
+    A rank has one part, or one from each end of the sequence. Of the keys that come from a rank it reads those parts
+    that a part of its queries sees, with these queries, whose partial results are merged.
+    """
+    mesh, item, plan = workload.mesh, FLOAT_BYTES[workload.dtype], workload.inputs.get(CP_PLAN, "zigzag")
+    if mesh.cp == 1 or plan == "ulysses" or UNFUSED not in found.one_device.get("prefill", {}):
+        return
+    of = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == ("prefill", UNFUSED)}
+    vector = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == ("prefill", "vector_flops")}
+    every = 2 * mesh.cp if plan == "zigzag" else mesh.cp
+    parts = [[r, every - 1 - r] if plan == "zigzag" else [r] for r in range(mesh.cp)]
+    read_queries = read_keys = merged = passed = 0  # parts that all ranks read, merge and pass on
+    for rank, mine in enumerate(parts):
+        for step in range(1, mesh.cp):
+            theirs = parts[(rank - step) % mesh.cp]
+            queries = sum(any(key <= query for key in theirs) for query in mine)
+            keys = sum(any(key <= query for query in mine) for key in theirs)
+            read_queries, read_keys, merged = read_queries + queries, read_keys + keys, merged + queries
+            used = step < mesh.cp - 1 or keys > 0  # to attend, or to pass on
+            passed += (3 + used) * len(mine)  # joined and sent on, received, and read
+    latent = "text_kv_rank" in symbols
+    key = symbols["text_nope"] + symbols["text_rope"] if latent else symbols["text_head_dim"]
+    value = symbols["text_value"] if latent else key
+    split = any(c.group == "tp" and c.module.endswith(".o_proj") for c in found.collectives)
+    heads = symbols["text_heads"] * (1 if split else mesh.tp)
+    kv_heads = symbols["text_kv_heads"] if not latent else heads
+    kv_heads *= 1 if latent else max(1, mesh.tp // kv_heads) if split else mesh.tp
+    tokens = Fraction(workload.batch * workload.text_tokens * symbols["text_layers"], every)  # of a part
+    read = (read_queries * heads * key + read_keys * kv_heads * (key + value)) * tokens * item
+    for what, amount in (
+        ("queries, keys and values read again for each part", read),
+        ("keys and values that ranks pass around a ring", passed * kv_heads * (key + value) * tokens * item),
+    ):
+        yield Recount("prefill", what, UNFUSED, of.get(what, 0), amount)
+    what = "partial results of attention that ranks merge"
+    yield Recount("prefill", what, "vector_flops", vector.get(what, 0), merged * tokens * heads * (3 * value + 8))
 
 
 _OF_HEADS: Final = "key/value heads that several ranks hold"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from costproof.analytic.costs import Layer, Size
     from costproof.analytic.decoder_memory import RankSteps
     from costproof.analytic.experts import ClampedExperts, Experts
+    from costproof.ledger.node import CostNode
     from costproof.models.decoding.config import DecoderConfig
     from costproof.models.decoding.formulas import DecoderStyle
 
@@ -279,7 +280,8 @@ class Shards:
             shares_table=config.tied, windows=_windows(config, mesh.pp) if workload.attention == "eager" else (),
             mixtures=sum(routed_layers(config)), capped_logits=style is not None and style.logits_capped,
             biased_experts=style is not None and style.clamped_experts,
-            turns_pairs=style is not None and style.pairs, cache=cache_share(workload, latent=latent), absorbs=workload.inputs.get("decoding") == "absorbed",
+            turns_pairs=style is not None and style.pairs, cache=cache_share(workload, latent=latent),
+            absorbs=workload.inputs.get("decoding") == "absorbed",
         )  # fmt: skip
 
     @property
@@ -674,7 +676,7 @@ class Shards:
                 yield MERGED, rows * (4 * of["b"] * width + 36 + 8 * self.mesh.cp)
 
     def _heads(self, of: SymbolValues) -> tuple[int, int, int]:
-        """Return the query and the key/value heads of all ranks of a ``tp`` group, and the width of a key and a value."""
+        """Return the query and key/value heads of the ranks of a ``tp`` group, and the width of a key and a value."""
         tp = self.mesh.tp
         heads, kv_heads = tp * of["text_heads"], tp * self.kv_heads
         if self._splits("attention"):
@@ -716,7 +718,7 @@ class Shards:
         yield MERGED, merges + joins - (4 - item) * narrow * rows * value // 2
 
     def _of_step_of_heads(self, metric: str, of: SymbolValues) -> Iterator[tuple[str, int]]:
-        """Yield what one of the ranks with some heads each adds to a step's cost: it turns all heads, gathers results."""
+        """Yield what a rank with some heads adds to a step's cost: it turns all heads, and gathers results."""
         heads, kv_heads, both = self._heads(of)
         cp, item, width = self.mesh.cp, of["b"], both // 2
         turned, result = (_rows(of) * n * width for n in (heads + kv_heads, heads))
@@ -778,7 +780,7 @@ class Shards:
             yield SEQUENCE_COPIES, -fewer_of.get(metric, 0)
             return
         share = Fraction(str(sympy.sympify(self.cache).xreplace({sym(name): n for name, n in of.items()})))
-        shares = {"input_bytes": 1, "output_bytes": 1, "kv_read_bytes": share}
+        shares = {"input_bytes": Fraction(1), "output_bytes": Fraction(1), "kv_read_bytes": share}
         if metric == UNFUSED:
             yield (
                 SEQUENCE_COPIES,
