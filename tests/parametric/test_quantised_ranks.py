@@ -19,14 +19,15 @@ NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_typ
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
 
 
-def configuration(folder: Path, described: Mapping[str, Any]) -> Path:
+def configuration(folder: Path, described: Mapping[str, Any] | None) -> Path:
     path = folder / "config.json"
     data = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN, "head_dim": HEAD,
         "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS, "vocab_size": VOCABULARY, "dtype": "bfloat16", "tie_word_embeddings": False,
     }  # fmt: skip
-    path.write_text(json.dumps(data | {"quantization_config": described}), encoding="utf-8")
+    data |= {} if described is None else {"quantization_config": described}
+    path.write_text(json.dumps(data), encoding="utf-8")
     return path
 
 
@@ -92,3 +93,28 @@ def test_copies_without_biases_are_not_called_biases(tmp_path: Path) -> None:
     named = copies(ranks(tmp_path, described, 2), "stored_bytes")
     assert named["scales, zero biases, indices and tables of formats that every rank has"] == MATRICES * 16
     assert not [name for name in named if name.startswith("biases")]
+
+
+def test_each_module_reads_its_part_of_latents_in_eight_bits() -> None:
+    """A rank without the new token expands 50 cached latents of 512 numbers and 4 scales, and reads 64 rotated keys."""
+    made = costproof.capture(
+        "deepseek-v3", sources=["analytic"], text_tokens=100, new_tokens=1, cp=2, rank=0, kv_dtype="fp8",
+        decoding="expanded", layers=1,
+    )  # fmt: skip
+    read = {n.module: n.cost("kv_read_bytes") for n in made.ledger("analytic").nodes if n.stage == "decode"}
+    assert {module: size for module, size in read.items() if size and ".0." in module} == {
+        "model.layers.0.self_attn.kv_b_proj": 50 * (512 + 4 * 4), "model.layers.0.self_attn": 50 * 2 * 64,
+    }  # fmt: skip
+
+
+def test_copies_along_two_axes_are_told_apart(tmp_path: Path) -> None:
+    """Four ranks have all parameters: one more shares the sequence, two more have another part of the batch."""
+    made = costproof.capture(
+        "llama", config=configuration(tmp_path, None), sources=["analytic"], text_tokens=8, batch=4, cp=2, dp=2
+    )
+    assert made.parallel is not None
+    row = made.parallel.ranks[0]
+    for metric, size in (("params", row.stages[""]["params"]), ("stored_bytes", row.stages[""]["stored_bytes"])):
+        assert copies(made.parallel, metric) == {
+            "copies of ranks that share a sequence": size, "copies of data-parallel ranks": 2 * size,
+        }  # fmt: skip

@@ -16,6 +16,7 @@ import sympy
 from costproof.algebra.evaluation import SymbolValues, compile_expression
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
+from costproof.analytic.costs import IN_DTYPE_OF_RUN, CacheShares
 from costproof.estimate.routing import RoutedLayers, prompt_pairs, splits_of
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, FSDP_CP, PLAN, Mesh, shard, stage_layers
@@ -233,7 +234,7 @@ class Shards:
     """Whether only the last position of a prompt has logits."""
     turns_pairs: bool = False
     """Whether rotary embedding rotates pairs of elements, see :attr:`DecoderStyle.pairs`."""
-    cache: Size = 1
+    cache: CacheShares = IN_DTYPE_OF_RUN
     """Bytes of the cache in its format for each byte in the dtype of the run, see
     :func:`~costproof.models.cache_dtype.cache_share`."""
     absorbs: bool = False
@@ -779,17 +780,19 @@ class Shards:
         if metric == "vector_flops":
             yield SEQUENCE_COPIES, -fewer_of.get(metric, 0)
             return
-        share = Fraction(str(sympy.sympify(self.cache).xreplace({sym(name): n for name, n in of.items()})))
+        sizes = {sym(name): n for name, n in of.items()}
+        share, of_latents = (
+            Fraction(str(sympy.sympify(one).xreplace(sizes))) for one in (self.cache.whole, self.cache.latents)
+        )
         shares = {"input_bytes": Fraction(1), "output_bytes": Fraction(1), "kv_read_bytes": share}
+        apart = {**shares, "kv_read_bytes": of_latents}
         if metric == UNFUSED:
-            yield (
-                SEQUENCE_COPIES,
-                -int(item * (sum(n * fewer_of.get(m, 0) for m, n in shares.items()) + share * cached + joined)),
-            )
-            yield FROM_CACHE, int(item * sum(n * latents.get(m, 0) for m, n in shares.items()))
+            less = sum(n * fewer_of.get(m, 0) for m, n in shares.items()) + share * cached + joined
+            yield SEQUENCE_COPIES, -int(item * less)
+            yield FROM_CACHE, int(item * sum(n * latents.get(m, 0) for m, n in apart.items()))
         elif metric in shares:
             yield SEQUENCE_COPIES, -int(item * shares[metric] * fewer_of.get(metric, 0))
-            yield FROM_CACHE, int(item * shares[metric] * latents.get(metric, 0))
+            yield FROM_CACHE, int(item * apart[metric] * latents.get(metric, 0))
 
     def _of_collectives(self, role: str, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
         """Yield what the collectives of one module add to its unfused bytes on all ranks, by cause."""
