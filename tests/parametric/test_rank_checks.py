@@ -229,7 +229,39 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(sharding.Shards, "_repeated", lambda self, role, metric: "routers"), "llama-3.1-8b", {"tp": 2},
     ),
     "hidden states of stages left out": (
-        _replaced(sharding.Shards, "added_by_collectives", lambda *of: iter(())), "llama-3.1-8b", {"pp": 2},
+        _replaced(sharding.Shards, "moved", lambda *of: iter(())), "llama-3.1-8b", {"pp": 2},
+    ),
+    "sums under the name of rows that are overwritten": (
+        _replaced(sharding, "SUMMED", sharding.ZEROS), "llama-3.1-8b", {"tp": 2},
+    ),
+    "gathered logits under the name of sums": (
+        _replaced(sharding, "GATHERED_LOGITS", sharding.SUMMED), "llama-3.1-8b", {"tp": 2},
+    ),
+    "a ring under one name": (
+        _replaced(sharding, "PASSED", sharding.READ_AGAIN), "llama-3.1-8b", {"cp": 2, "cp_plan": "ring"},
+    ),
+    "partial results under the name of copies": (
+        _replaced(sharding, "MERGED", SEQUENCE_COPIES), "llama-3.1-8b", {"cp": 2, "new_tokens": 1},
+    ),
+    "exchanged heads under the name of copies": (
+        _replaced(sharding, "FOR_POSITIONS", SEQUENCE_COPIES), "llama-3.1-8b", {"cp": 2, "cp_plan": "ulysses"},
+    ),
+    "exchanged pairs under the name of rows": (
+        _replaced(sharding, "EXCHANGED", sharding.OVERWRITTEN), "mixtral",
+        {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all", "pairs": "1,1;1,1"},
+    ),
+    "gathered tokens under the name of rows": (
+        _replaced(sharding, "GATHERED_TOKENS", sharding.OVERWRITTEN), "mixtral", {"dp": 2, "ep": 2, "batch": 2},
+    ),
+    "masks under the name of norms": (
+        _replaced(sharding, "MASKS", "norms"), "llama-3.1-8b", {"tp": 2, "attention": "eager"},
+    ),
+    "rows of a table under the name of norms": (
+        _replaced(sharding, "LOOKED_UP", "norms"), "llama-3.1-8b", {"tp": 2},
+    ),
+    "copies of gathered parameters left out": (
+        _replaced(sharding.Shards, "added_by_collectives", lambda *of: iter(())), "llama-3.1-8b",
+        {"fsdp": 2, "batch": 2},
     ),
     "no size is divided": (
         _replaced(sharding.Shards, "_own_sizes", lambda self, role, metric, sizes: ({},) * self.mesh.tp),
