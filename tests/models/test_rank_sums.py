@@ -16,7 +16,7 @@ PARAMETERS: Final = 1_235_814_400
 
 def ranks(model: str, **settings: Any) -> Parallel:
     """Return the ranks of a run; their sums have the residual 0."""
-    target = load_target(model)
+    target: Any = load_target(model)
     work = target.workload(**{"new_tokens": 0, "text_tokens": 4, "batch": 1, **settings})
     found = count_ranks(target, work, evaluate_formulas(target, work))
     assert found.problems() == []
@@ -161,7 +161,8 @@ def test_pairs_do_not_change_the_experts_that_a_token_passes() -> None:
 
 def test_padded_logits_of_a_step_on_ranks_that_share_a_sequence() -> None:
     """vLLM pads 32,001 entries to 32,064: each of two groups computes the logits of a step, padding included."""
-    target = load_target("llama-3.1-8b").with_keys({"vocab": 32_001})
+    target: Any = load_target("llama-3.1-8b")
+    target = target.with_keys({"vocab": 32_001})
     work = target.workload(tp=2, cp=2, plan="vllm", new_tokens=1, text_tokens=8, batch=1)
     found = count_ranks(target, work, evaluate_formulas(target, work))
     more, padding = copies(found, "decode", "flops"), 63 * 2 * 4096
