@@ -125,7 +125,7 @@ def test_a_graph_that_contradicts_the_peak_in_symbols_decides(monkeypatch: pytes
         form = "8*B*S + 8000" if at.text_tokens >= 500 else "8*B*S"
         return (CallPeaks("prefill", "prompt", "", None, None, form=form),)
 
-    def peaks(_: object, at: Workload, _progress: object) -> dict[str, int]:
+    def peaks(_: object, at: Workload, *_more: object) -> dict[str, int]:
         return {"prefill": 8 * at.batch * at.text_tokens + (8_000 if at.text_tokens >= 500 else 0)}
 
     monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", forms)
@@ -148,7 +148,7 @@ def test_a_batch_whose_peak_has_no_symbols_is_found_by_its_graphs(monkeypatch: p
         tried.append(at)
         raise Incomplete("the model's code loops over the tokens")
 
-    def count(_: object, at: Workload, _progress: object) -> dict[str, int]:
+    def count(_: object, at: Workload, *_more: object) -> dict[str, int]:
         counted.append(at.batch)
         return {"prefill": peak(at.batch)}
 
@@ -230,7 +230,7 @@ def test_without_an_accepted_value_below_none_fits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", lambda *_: (form,))
     monkeypatch.setattr(
         "costproof.tracers.peaks.calls.released_peaks",
-        lambda _, at, _progress: {"prefill": 8 * at.batch * at.text_tokens},
+        lambda _, at, *_more: {"prefill": 8 * at.batch * at.text_tokens},
     )
     workload = Workload("custom", text_tokens=10, new_tokens=0, batch=2)
     for room in (100 + 16 * 3, 100 + 15):
