@@ -68,6 +68,9 @@ class GraphRun:
     confirmed: dict[str, Mapping[int, int]] = field(default_factory=dict, compare=False)
     """What :func:`~costproof.tracers.peaks.calls.released_peaks` has shown of the whole model."""
     progress: Progress = field(default=silent, compare=False)
+    in_parts: bool = False
+    """Whether the cache of a batch is taken as that of batch 1 for each sequence, which is then shown where it counts.
+    """
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
         """Yield the first setting value at which the cache and the constant bytes together exceed the memory.
@@ -294,6 +297,8 @@ class GraphRun:
         """
         sizes = self._sizes(setting, at)
         found = 0
+        if self.in_parts and setting == "batch":
+            return at * replace(self, in_parts=False)._cache(setting, 1)
         for node in self._cached():
             size = node.cost("kv_cache_bytes")
             if "kv_cache_bytes" in node.exprs:
@@ -338,6 +343,9 @@ class GraphRun:
         Raises:
             _NotKnownError: an export has a constant in place of the setting, or one of its conditions fails.
         """
+        if self.in_parts and setting == "batch":
+            self._check_parts(places)
+            return
         own: int = getattr(self.workload, setting)
         before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
         for stage, free, conditions in self._graphs():
@@ -356,6 +364,23 @@ class GraphRun:
                         )
                     if unmet := next((c.text for c in conditions if not c.holds(values)), ""):
                         raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
+
+    def _check_parts(self, places: list[int]) -> None:
+        """Check that the cache that a step gets has equal parts for all sequences, at batches and at batch 1.
+
+        Raises:
+            _NotKnownError: it has not, or no step gets one.
+        """
+        require("trace", "the cache of a step")
+        from costproof.tracers.equal_layers import truncated_by_kinds
+        from costproof.tracers.peaks.calls import cache_held  # imports torch
+
+        with count_lock():
+            cut = truncated_by_kinds(self.target, self.workload)
+            target = self.target if cut is None else cut[0]
+            one = cache_held(target, self._at("batch", 1))
+            if not one or any(cache_held(target, self._at("batch", at)) != at * one for at in places):
+                raise _NotKnownError("the cache of a batch is not that of each of its sequences")
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
         """Return (stage, symbols, conditions) of each export with a cache; equal layers are exported once."""

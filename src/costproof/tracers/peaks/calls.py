@@ -115,6 +115,14 @@ def _calls(
             yield invocation, job, {**target.info().symbols, **values[job.stage, invocation]}
 
 
+def cache_held(target: Exportable, workload: Workload) -> int:
+    """Return the bytes of the states that the last call gets, such as the cache of the last decode step; 0: none."""
+    *_, (_, job) = calls(target, workload)
+    held: list[int] = []
+    map_arguments(job, lambda _, tensor: held.append(tensor.nbytes if tensor.is_floating_point() else 0))
+    return sum(held)
+
+
 def _last_step(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
     """Return the symbol values in the last of a job's repeated decode steps."""
     more = values[str(STEPS)] - 1 if job.repeated else 0
