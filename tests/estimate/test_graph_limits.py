@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -94,6 +95,27 @@ def test_a_limit_of_the_live_peak_is_that_of_a_search_by_graphs(folder: Path, ow
     assert tokens.at is not None
     assert [fit(text_tokens=n) for n in (tokens.at - 1, tokens.at)] == [True, False]
     assert [(p.at, p.bytes <= ROOM) for p in batch.points] == [(batch.at - 1, True), (batch.at, False)]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_each_estimate_tells_how_far_exports_are(folder: Path) -> None:
+    target, policy = f"hf:{folder}/c.json,seq-len=10", folder / "policy.yaml"
+    policy.write_text("costproof_policy: 1\nlimits:\n  - {metric: flops, increase: 0}\n")
+    phases: list[str] = []
+
+    def say(phase: str, *_: int) -> None:
+        phases.append(phase)
+
+    calls: dict[str, Callable[[], object]] = {
+        "roofline": lambda: costproof.roofline(target, on="h100-sxm", progress=say),
+        "diff": lambda: costproof.diff(target, target, progress=say),
+        "gate": lambda: costproof.gate(target, target, policy=policy, progress=say),
+        "sweep": lambda: costproof.sweep(target.partition(",")[0], {"seq_len": [10]}).stream(lambda _: None, say),
+    }
+    for name, call in calls.items():
+        phases.clear()
+        call()
+        assert "static" in phases, name
 
 
 @pytest.mark.usefixtures("one_process")
