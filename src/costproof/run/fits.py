@@ -531,12 +531,17 @@ def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: 
     Args:
         cached: whether the run makes a cache.
 
-    Branches: a batch of 1 is a number in a graph, so that the graphs of a batch of 2 give the limits of the batch.
+    Branches: a batch of 1 is a number in a graph. The limit of the batch follows from equal parts of the cache, or else
+    from the graphs of a batch of 2.
     """
     for setting in SETTINGS:
         yield from run.live_limit(setting, certain + unpacked, room)
         of = run
         if cached and setting == "batch" and run.workload.batch == 1 and certain <= room:
+            parts = [*replace(run, in_parts=True).limits(setting, certain, room)]
+            if all(limit.outcome != "not solved" for limit in parts):
+                yield from parts
+                continue
             with suppress(BadInput, Incomplete):  # otherwise the limit is not solved, for this reason
                 of = export_target(run.target, replace(run.workload, batch=2), run.progress).exported or run
         if cached:

@@ -13,14 +13,14 @@ from costproof.configs.config import KEYS_IN_FILE, key_named, keys_of
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
-from costproof.ledger.errors import BadInput, no_such
+from costproof.ledger.errors import BadInput, Recount, check_recounts, no_such
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import ROWS, Workload
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.specs import RUNS_ALL
-from costproof.models.target import Exportable, Target, WithKeys
+from costproof.models.target import Exportable, Target, WithKeys, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.count_lock import count_lock
@@ -84,6 +84,24 @@ def read_operand(
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
     return _of_file(*file_at(text))
+
+
+def read_on_devices(
+    given: OperandInput, count: int, config: str | os.PathLike[str] | None = None, **choices: Any
+) -> Operand:
+    """Read an operand for a number of devices; a target that names no mesh and can be split gets a ``tp`` of it.
+
+    Args:
+        given: as for :func:`read_operand`, also ``config`` and ``choices``.
+        count: number of devices.
+    """
+    read = read_operand(given, config, **choices)
+    one = read.baseline.workload.mesh.one
+    if count == 1 or not one or not isinstance(given, str) or sharded(read.target) is None:
+        return read
+    read = read_operand(f"{given},tp={count}", config, **choices)
+    check_recounts([Recount("", "a run without a mesh", "tp", read.baseline.workload.mesh.tp, count)])
+    return read
 
 
 def _of_file(baseline: Baseline, capture: Capture | None) -> Operand:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 from math import lcm, prod
-from typing import Final, Literal, TypeGuard
+from typing import Final, Literal
 
 from costproof.estimate.arithmetic import (
     Arithmetic,
@@ -49,11 +49,12 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Baseline, Folded
-from costproof.ledger.errors import BadInput, Recount, check_recounts
+from costproof.ledger.errors import BadInput, check_recounts
 from costproof.ledger.mesh import DISPATCH, PAIRS, RANK, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.plural import plural
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.target import WithKeys, sharded
 from costproof.opgraph.rules.files import Files
@@ -76,7 +77,7 @@ from costproof.parametric.time_checks import (
     unpacked_recounts,
 )
 from costproof.run.operand_files import OperandInput, check_whole
-from costproof.run.operands import Operand, baseline_by_formulas, check_counted, is_without_formulas, read_operand
+from costproof.run.operands import Operand, baseline_by_formulas, check_counted, is_without_formulas, read_on_devices
 
 ATTENTION: Final = "attention"
 """Operator kind of the matrix products of attention in formulas."""
@@ -96,6 +97,7 @@ def roofline(
     schedule: str | None = None,
     rules: Files = (),
     trust_remote_code: bool = False,
+    progress: Progress = silent,
 ) -> Roofline:
     """Return lower bounds of the time that a run takes on a device; torch is not needed.
 
@@ -114,6 +116,7 @@ def roofline(
         schedule: their order: ``gpipe``, ``1f1b`` (default), or ``interleaved:V`` with V parts of the model a stage.
         rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
+        progress: is told how far exports of a target without formulas are.
 
     Raises:
         BadInput: there is no such target, device or source, the device has no peak that bounds the dtype, or the
@@ -125,10 +128,8 @@ def roofline(
     check_counted(rules, trust_remote_code, target)
     if routing != "bound" and is_without_formulas(target, config, trust_remote_code=trust_remote_code):
         raise no_formulas_error()
-    read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
-    if (devices.count or 1) > 1 and read.baseline.workload.mesh.one and _splits(target, read):
-        read = read_operand(f"{target},tp={devices.count}", config, rules=rules, trust_remote_code=trust_remote_code)
-        check_recounts([Recount("", "a run without a mesh", "tp", read.baseline.workload.mesh.tp, devices.count or 0)])
+    choices = {"trust_remote_code": trust_remote_code, "progress": progress}
+    read = read_on_devices(target, devices.count or 1, config, rules=rules, **choices)
     side = read.baseline
     check_whole(side)
     mesh = side.workload.mesh
@@ -207,11 +208,6 @@ def roofline(
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
         stored, links, unpacking,
     )  # fmt: skip
-
-
-def _splits(target: OperandInput, read: Operand) -> TypeGuard[str]:
-    """Return whether an operand is a target with settings that can be split over devices."""
-    return isinstance(target, str) and sharded(read.target) is not None
 
 
 _GroupRates = Mapping[tuple[str, str, str], Fraction]
