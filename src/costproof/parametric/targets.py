@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -243,6 +244,98 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
     )  # fmt: skip
     whole = _whole_prompt(target, workload)
     return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
+
+
+OF_FURTHER: Final[tuple[Metric, ...]] = (*HELD, "stored_bytes", "stored_elements", "resident_bytes")
+"""Metrics of MTP modules, of which only memory is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherLayout:
+    """Tensors of an MTP module besides those of a decoder layer; none of them is quantised."""
+
+    modules: int
+    norms: int
+    columns: int
+    """Columns of the projection to the hidden width, as a multiple of that width."""
+    tables: bool
+    """Whether a module has copies of the embedding and of the output projection."""
+    item: int
+    """Bytes of a stored element."""
+
+
+def count_further(target: Sharded, workload: Workload, layout: FurtherLayout) -> Parallel:
+    """Count the MTP modules that each rank of a mesh holds, and name the copies by which ranks exceed one device.
+
+    A module has the last layer of the decoder as the plan divides it, tables divided as those of the decoder, and norms
+    and a projection that each rank has whole. All of them are on the last stage of a pipeline. Source: vLLM,
+    ``DeepSeekMultiTokenPredictorLayer`` (``nn.Linear``, ``VocabParallelEmbedding``, ``ParallelLMHead``,
+    ``DeepseekV2DecoderLayer``), and ``GPUModelRunner`` ("the entire draft model on the last PP rank"); SGLang,
+    ``DeepseekModelNextN``.
+
+    Raises:
+        BadInput: ranks store parts of parameters.
+        Bug: the ranks do not sum to one device and the named copies.
+    """
+    mesh = workload.mesh
+    if mesh.fsdp > 1:
+        what = "no source says how ranks store parts of MTP modules: fully_shard divides what transformers builds"
+        raise BadInput(what, where="--mtp, --fsdp", expected="--fsdp 1", got=mesh.fsdp)
+    flat = {name: value for name, value in workload.inputs.items() if name not in ("pp", DISPATCH, PAIRS)}
+    size, known = mesh.world // mesh.pp, dict[object, dict[str, int]]()
+    equal: dict[str, tuple[list[int], dict[str, int]]] = {}
+    for rank in range(mesh.world):
+        held: dict[str, int] = dict.fromkeys(OF_FURTHER, 0)
+        if rank >= mesh.world - size:
+            run = replace(workload, inputs={**flat, RANK: rank % size})
+            key = tuple((c.stage, c.id, *sorted(c.symbols.items())) for c in target.invocations(run))
+            if key not in known:
+                ledger = _further_ledger(target, run, layout)
+                known[key] = {metric: ledger.total(metric) or 0 for metric in OF_FURTHER}
+            held = known[key]
+        equal.setdefault(repr(held), ([], held))[0].append(rank)
+    one = _further_ledger(target, replace(workload, inputs=_of_one(workload)), layout)
+    last = replace(workload, inputs={**flat, RANK: 0})
+    copies = [*_duplicates(one, last, target.shares(last)), *_of_terms(target, one, last, target.shares(last), 0)]
+    found = Parallel(
+        mesh, workload.rank, target.shares(workload).origin,
+        tuple(RankCosts(tuple(ranks), {"": held}) for ranks, held in equal.values()), (),
+        {"": {m: one.total(m) or 0 for m in OF_FURTHER}}, tuple(copies),
+    )  # fmt: skip
+    for problem in found.problems():
+        raise Bug(problem.what, where=f"MTP modules, {problem.where}", expected=problem.expected, got=problem.got)
+    return found
+
+
+def _further_ledger(target: Sharded, run: Workload, layout: FurtherLayout) -> Ledger:
+    """Return the memory of the MTP modules of one device, or of a rank of one stage, as formulas with numbers."""
+    ledger = stored_formulas(target, run)
+    held = [n for n in ledger.nodes if not n.invocation and n.stage == ledger.stages[0]]
+    layers = [int(m[1]) for n in held if (m := _LAYER.search(n.module))]
+    own = [n for n in held if (m := _LAYER.search(n.module)) and int(m[1]) == max(layers)]
+    parts = [("text.norm", f"norms.{i}", "text_hidden") for i in range(layout.norms)]
+    parts.append(("text.further", "projection", f"{layout.columns}*text_hidden**2"))
+    for node in held if layout.tables else ():
+        if node.role == "text.embedding":  # which a tied output projection has no parameters beside
+            rows = node.exprs["params"]
+            parts += [(role, role.rpartition(".")[2], rows) for role in ("text.embedding", "lm_head")]
+    for role, name, params in parts:
+        sizes: dict[Metric, str] = {"params": params, "stored_elements": params}
+        sizes |= dict.fromkeys(("weight_bytes", "resident_bytes"), f"b*({params})")
+        sizes["stored_bytes"] = f"{layout.item}*({params})"
+        canonical = {metric: text(sympy.expand(parse(expr))) for metric, expr in sizes.items()}
+        own.append(replace(own[0], module=f"further.{name}", costs={}, exprs=canonical, role=role))
+    nodes = []
+    for i in range(layout.modules):
+        for n in own:
+            kept = {metric: n.exprs[metric] for metric in OF_FURTHER if metric in n.exprs}
+            nodes.append(replace(n, module=f"mtp.{i}.{n.module}", exprs=kept, costs={}))
+    known = replace(ledger, nodes=tuple(nodes), metrics=tuple(m for m in OF_FURTHER if m in ledger.metrics))
+    calls = target.invocations(run)
+    return evaluate_ledger(known, {(c.stage, c.id): c.symbols for c in calls}, target.info().symbols)
+
+
+_LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
 
 
 def _whole_prompt(target: object, workload: Workload) -> Workload:

@@ -871,6 +871,8 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
         return "towers and projectors, which the plan leaves whole"
     if part is not None:
         return f"{part}, which the plan leaves whole"
+    if role == "text.further":
+        return "projections of MTP modules"
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
 
 
