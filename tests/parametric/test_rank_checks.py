@@ -200,7 +200,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         "llama-3.1-8b", {"tp": 2},
     ),
     "fewer pairs than tokens choose": (
-        _replaced(plans, "_pair_problems", lambda config, workload: ()),
+        _replaced(plans, "_pair_problems", lambda config, workload, **_: ()),
         "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all",
                           "pairs": "5+3;4+3"},
     ),
@@ -242,11 +242,11 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(targets, "_dispatches", lambda *_: iter(())), "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2},
     ),
     "numbers of experts without a dtype": (
-        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)),
+        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype, role: (dtype,)),
         "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
     ),
     "logarithms in the dtype of the run": (
-        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)), "llama-3.1-8b", {"cp": 2},
+        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype, role: (dtype,)), "llama-3.1-8b", {"cp": 2},
     ),
     "gathered parameters on the first rank": (
         _replaced(Workload, "on_mesh", lambda run, *, rank=0, **axes: _ON_MESH(run, **axes)),
@@ -383,10 +383,10 @@ def test_a_planted_mistake_in_a_given_routing_is_found(
     for run in runs:
         assert {d.routing for d in counted(target, run).dispatches} == {"any", "given", "bound", "uniform"}
     plant(monkeypatch)
-    routing.layer_copies.cache_clear()
+    routing.copies_by_call.cache_clear()
     with pytest.raises(Bug):
         [counted(target, run) for run in runs]
-    routing.layer_copies.cache_clear()
+    routing.copies_by_call.cache_clear()
 
 
 PLANTED_IN_PAGES: dict[str, dict[str, Any]] = {

@@ -517,14 +517,14 @@ def _choices(routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh) ->
 
 
 @lru_cache(maxsize=16)
-def layer_copies(
+def copies_by_call(
     routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return the number of token copies that ranks send, by layer with experts, sender and receiver.
+) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]:
+    """Return the number of token copies that ranks send, by call, layer with experts, sender and receiver.
 
-    The result is indexed [layer][rank][receiver], over all calls of the stage. Receivers are the ranks of the sender's
-    ``ep`` group, or the nodes among which it is divided; copies that stay with the sender count too. In the file come
-    the tokens of the first rank, then those of the next; ranks along ``tp`` have slices of the tokens that they share.
+    The result is indexed [call][layer][rank][receiver]. Receivers are the ranks of the sender's ``ep`` group, or the
+    nodes among which it is divided; copies that stay with the sender count too. In the file come the tokens of the
+    first rank, then those of the next; ranks along ``tp`` have slices of the tokens that they share.
 
     Args:
         unit: ``expert`` for a copy for each chosen expert, ``rank`` or ``node`` for one for each of these with any.
@@ -536,55 +536,77 @@ def layer_copies(
     senders = [rank for rank, tokens in enumerate(call.sends(mesh)) for _ in range(tokens)]
     layers = []
     for of_calls in _choices(routing, call, sizes, mesh):
-        found = [[0] * units for _ in range(mesh.world)]
+        calls = []
         for rows in of_calls:
+            found = [[0] * units for _ in range(mesh.world)]
             for rank, row in zip(senders, rows, strict=True):
                 receivers = [expert * units // sizes.experts for expert in row]
                 for receiver in receivers if unit == "expert" else {*receivers}:
                     found[rank][receiver] += 1
-        layers.append(tuple(map(tuple, found)))
-    return tuple(layers)
+            calls.append(tuple(map(tuple, found)))
+        layers.append(calls)
+    return tuple(zip(*layers, strict=True))
 
 
 def copies_in(
     routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the sums of :func:`layer_copies` over layers: rank -> receiver -> copies."""
-    layers = layer_copies(routing, call, sizes, mesh, unit)
-    return tuple(tuple(map(sum, zip(*of_rank, strict=True))) for of_rank in zip(*layers, strict=True))
+    """Return the sums of :func:`copies_by_call` over calls and layers: rank -> receiver -> copies."""
+    every = [layer for layers in copies_by_call(routing, call, sizes, mesh, unit) for layer in layers]
+    return tuple(tuple(map(sum, zip(*of_rank, strict=True))) for of_rank in zip(*every, strict=True))
 
 
 Splits = tuple[tuple[int, ...], tuple[int, ...]]
 """Numbers of (token, expert) pairs that a rank sends to, and receives from, each rank of its ``ep`` group."""
 
 
-def prompt_pairs(workload: Workload, layers: int, experts: int, top_k: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there in the prompt.
+PROMPT: Final = "prefill"
+
+
+def routed_call(workload: Workload, stage: str) -> RoutedCall:
+    """Return the tokens of all ranks in a call of the prefill or of a decode step."""
+    mesh, prompt = workload.mesh, stage == PROMPT
+    length = workload.text_tokens if prompt else 1
+    tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
+    return RoutedCall(stage, "", tokens, 1 if prompt else workload.new_tokens)
+
+
+def pairs_sent(
+    workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there in a call of a stage.
 
     A table of pairs holds for every layer. Empty if no routing is given.
 
     Args:
         layers: number of layers with experts.
+        stage: ``prefill``, or ``decode``, whose steps must send equally many pairs.
 
     Raises:
-        BadInput: the text is not such a table, or the file does not match the run.
+        BadInput: the text is not such a table, the file does not match the run, or steps send other numbers of pairs.
     """
-    mesh, given = workload.mesh, str(workload.inputs.get(PAIRS, ""))
+    given = str(workload.inputs.get(PAIRS, ""))
     if is_table(given):
         return (pairs_of(workload.inputs),) * (layers if given else 0)
-    tokens = tuple(workload.text_tokens * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
-    sizes = RoutedLayers(layers, experts, top_k, 0, 0)
-    return layer_copies(given, RoutedCall("prefill", "", tokens, 1), sizes, mesh, "expert")
+    sizes, call = RoutedLayers(layers, experts, top_k, 0, 0), routed_call(workload, stage)
+    first, *others = copies_by_call(given, call, sizes, workload.mesh, "expert")
+    for i, step in enumerate(others, 1):
+        if step != first:
+            what = "steps of one graph must send equally many pairs from each rank to each"
+            where = f"{given.partition(_DIGEST)[0]}, $.{stage}[{i}]"
+            raise BadInput(what, where=where, expected=f"the numbers of $.{stage}[0] in each layer, or 1 new token",
+                           fix=f"leave out --{DISPATCH}: the table of its forms has any routing")  # fmt: skip
+    return first
 
 
-def splits_of(workload: Workload, layers: int, experts: int, top_k: int) -> tuple[Splits, ...]:
+def splits_of(workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT) -> tuple[Splits, ...]:
     """Return the pairs that the counted rank sends and receives in each layer with experts; empty if it gathers tokens.
 
-    Args and errors are those of :func:`prompt_pairs`.
+    Args and errors are those of :func:`pairs_sent`.
     """
     if DISPATCH not in workload.inputs:
         return ()
     mesh, rank = workload.mesh, workload.rank
     group, place = mesh.group("ep", rank), mesh.coordinates(rank).ep
-    every = prompt_pairs(workload, layers, experts, top_k)
+    every = pairs_sent(workload, layers, experts, top_k, stage)
     return tuple((pairs[rank], tuple(pairs[other][place] for other in group)) for pairs in every)

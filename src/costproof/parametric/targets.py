@@ -390,7 +390,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
         ranks = workload.mesh.ranks_of(kind, axis, workload.rank)
-        dtype = ", ".join(sharing.dtypes(axis, kind, workload.dtype))
+        dtype = ", ".join(sharing.dtypes(axis, kind, workload.dtype, nodes[0].role))
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 
 

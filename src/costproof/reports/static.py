@@ -337,7 +337,7 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
         if to := receiver_rows(found):
             heads = ("Stage", "Call", "Form", "Copies to each")
             body.append(Table(heads, "llll", to, title=f"Copies of tokens of rank {found.rank} by receiver, as given"))
-        pairs = any(c.kind == "all_to_all" and c.group == EP_BATCHES for c in found.collectives)
+        pairs = any(c.kind == "all_to_all" and c.group in (EP_BATCHES, "ep") for c in found.collectives)
         given = ROUTED.format(run="all-to-all is also what" if pairs else "it is none of what") if to else ""
         counted = "all-to-all" if pairs else "all-gather, which hold for any routing"
         body.append(Note(DISPATCH.format(counted=counted, given=given)))
