@@ -352,12 +352,12 @@ _SENDS, _PARTNERS = RoutedCall.sends, DispatchForm.partners
 _SPLITS_OF = routing.splits_of
 ROUTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a copy for each expert": (
-        _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert")),
+        _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert", of[5])),
         "",
     ),
     "slices in another order": (_replaced(RoutedCall, "sends", _in_another_order), ""),
     "results of the rank's own group along tp are left out": (
-        _replaced(DispatchForm, "partners", lambda self, mesh, rank: _PARTNERS(self, mesh, rank)[1:]), "",
+        _replaced(DispatchForm, "partners", lambda self, mesh, rank, node: _PARTNERS(self, mesh, rank, node)[1:]), "",
     ),
     "layers in another order": (_replaced(rank_checks, "splits_of", lambda *of: _SPLITS_OF(*of)[::-1]), "all-to-all"),
 }  # fmt: skip

@@ -54,6 +54,12 @@ class Devices:
     """Number of devices per node, if ``--on`` states it."""
 
     @property
+    def name(self) -> str:
+        """Return the devices as ``--on`` names them."""
+        counted = "" if self.count is None else f"{self.count // (self.node or 1) if self.node else self.count}x"
+        return f"{counted}{'' if self.node is None else f'{self.node}x'}{self.device.name}"
+
+    @property
     def node_size(self) -> int | None:
         """Return the number of devices per node; ``None`` if neither ``--on`` nor the device file states it."""
         return self.node if self.node is not None or self.device.node is None else self.device.node.value

@@ -328,42 +328,45 @@ class DispatchForm:
     header: int = 0
     """Bytes before the hidden state in each copy of a token."""
 
-    def units(self, mesh: Mesh) -> int:
+    def units(self, mesh: Mesh, node: int) -> int:
         """Return the number of receivers among which the experts of an ``ep`` group are divided: ranks, or nodes."""
-        return mesh.ep // node_size() if self.unit == "node" else mesh.ep
+        return mesh.ep // node if self.unit == "node" else mesh.ep
 
-    def copies(self, sizes: RoutedLayers, mesh: Mesh, *, uniform: bool) -> Fraction:
+    def copies(self, sizes: RoutedLayers, mesh: Mesh, node: int, *, uniform: bool) -> Fraction:
         """Return the copies of a token that leave its rank or node: the mean for uniform routing, or the maximum.
 
         The most is reached if the token chooses none of its own rank's experts, unless it must.
+
+        Args:
+            node: number of ranks per node.
         """
         if self.unit == "batch":
             return Fraction(mesh.batches - 1)
-        units = self.units(mesh)
+        units = self.units(mesh, node)
         if uniform:
-            return (units - 1) * self.arriving(sizes, mesh, uniform=True)
+            return (units - 1) * self.arriving(sizes, mesh, node, uniform=True)
         if self.unit == "expert":
             return Fraction(min(sizes.top_k, sizes.experts - sizes.experts // units))
         return Fraction(min(sizes.most_units(units), units - 1))
 
-    def arriving(self, sizes: RoutedLayers, mesh: Mesh, *, uniform: bool) -> Fraction:
+    def arriving(self, sizes: RoutedLayers, mesh: Mesh, node: int, *, uniform: bool) -> Fraction:
         """Return the copies of a token of another rank that reach a given receiver: their mean, or the maximum."""
-        units = self.units(mesh)
+        units = self.units(mesh, node)
         if self.unit == "expert":
             return Fraction(sizes.top_k, units) if uniform else Fraction(min(sizes.top_k, sizes.experts // units))
         return sizes.reached(units) if uniform else Fraction(1)
 
-    def partners(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
+    def partners(self, mesh: Mesh, rank: int, node: int) -> tuple[int, ...]:
         """Return the other ranks from which a rank receives copies, and to which it returns results.
 
         Between nodes these are the ranks with the same place in their node, which pass copies on inside it.
         """
-        group, step = mesh.group("ep", rank), node_size() if self.unit == "node" else 1
+        group, step = mesh.group("ep", rank), node if self.unit == "node" else 1
         return tuple(other for other in group if other != rank and (other - rank) % step == 0)
 
 
 NODES_OF: Final = "h100-sxm"
-"""Device whose node size the dispatch method by-node assumes, since the run's nodes are not known yet."""
+"""Device whose node size the dispatch method by-node assumes if no device is named."""
 DISPATCHES: Final = (
     DispatchForm("all-gather", "batch", "vLLM all2all AgRsAll2AllManager, its default; TensorRT-LLM for few ranks"),
     DispatchForm("all-to-all", "expert", "transformers distributed.expert_parallel AllToAllEP"),
@@ -386,8 +389,9 @@ def fp8_bytes(hidden: int) -> int:
 
 
 def dispatch_rows(
-    sizes: RoutedLayers, mesh: Mesh, rank: int, every: Iterable[RoutedCall], item: int, routing: str = ""
-) -> Iterator[Dispatch]:
+    sizes: RoutedLayers, mesh: Mesh, rank: int, every: Iterable[RoutedCall], item: int, routing: str = "",
+    node: int | None = None,
+) -> Iterator[Dispatch]:  # fmt: skip
     """Yield the bytes and FLOPs of a rank for each dispatch method: of a given and of uniform routing, and at most.
 
     The gathered form is exact: its kernel gets all pairs of a token and an expert, and parts of unequal size travel as
@@ -398,33 +402,38 @@ def dispatch_rows(
         every: calls of all stages.
         item: bytes of an element.
         routing: a routing as :func:`stored_routing` returns it, if one is given.
+        node: number of ranks per node; ``None`` if all are in one.
 
     Raises:
         BadInput: the routing does not match the run.
     """
+    size = node or mesh.world
     group, wide, narrow = mesh.group("ep", rank), sizes.hidden * item, fp8_bytes(sizes.hidden)
     place, row = group.index(rank), 6 * sizes.hidden * sizes.inner
     for call in every:
         sends, times = call.sends(mesh), sizes.layers * call.calls
         tokens = sum(sends[other] for other in group)
         for form in DISPATCHES:
-            if form.unit == "node" and (mesh.ep <= node_size() or mesh.ep % node_size()):
+            if form.unit == "node" and (mesh.ep <= size or mesh.ep % size):
                 continue
-            ahead, partners = form.header + wide, form.partners(mesh, rank)
+            ahead, partners = form.header + wide, form.partners(mesh, rank, size)
             routings = ("given", "bound", "uniform") if routing else ("bound", "uniform")
             for assumed in ("any",) if form.unit == "batch" else routings:
                 uniform, sent_to = assumed == "uniform", tuple[int, ...]()
-                if uniform and form.unit in ("rank", "node") and not sizes.nested(form.units(mesh)):
+                if uniform and form.unit in ("rank", "node") and not sizes.nested(form.units(mesh, size)):
                     continue
                 if form.unit == "batch":
-                    copies, pairs = form.copies(sizes, mesh, uniform=False), Fraction(times * tokens * sizes.top_k)
+                    copies, pairs = (
+                        form.copies(sizes, mesh, size, uniform=False),
+                        Fraction(times * tokens * sizes.top_k),
+                    )
                     ring = mesh.group(EP_BATCHES, rank)
                     before, after = (ring[(ring.index(rank) + i) % len(ring)] for i in (-1, 1))
                     # Dispatched and returned bytes that are sent, then those that are received.
                     moved = [Fraction(times * (tokens - call.batches[r])) for r in (after, rank, rank, before)]
                 elif assumed == "given":
-                    found = copies_in(routing, call, sizes, mesh, form.unit)
-                    own = place // node_size() if form.unit == "node" else place
+                    found = copies_in(routing, call, sizes, mesh, form.unit, size)
+                    own = place // size if form.unit == "node" else place
                     sent_to = found[rank]
                     out, into = sum(sent_to) - sent_to[own], sum(found[other][own] for other in partners)
                     mine = times * sends[rank]
@@ -432,8 +441,8 @@ def dispatch_rows(
                     to_experts = copies_in(routing, call, sizes, mesh, "expert")
                     pairs = Fraction(sum(to_experts[other][place] for other in group))
                 else:
-                    copies = form.copies(sizes, mesh, uniform=uniform)
-                    each = form.arriving(sizes, mesh, uniform=uniform)
+                    copies = form.copies(sizes, mesh, size, uniform=uniform)
+                    each = form.arriving(sizes, mesh, size, uniform=uniform)
                     leave, arrive = times * sends[rank] * copies, times * sum(sends[r] for r in partners) * each
                     moved = [leave, arrive, arrive, leave]
                     most = Fraction(min(sizes.top_k, sizes.experts // mesh.ep))
@@ -442,7 +451,7 @@ def dispatch_rows(
                 sent_fp8 = ceil(moved[0] * (form.header + narrow) + moved[1] * wide)
                 yield Dispatch(
                     call.stage, call.invocation, form.name, assumed, str(copies), sent, sent_fp8, ceil(pairs * row),
-                    received, sent_to,
+                    received, sent_to, size if form.unit == "node" else None,
                 )  # fmt: skip
 
 
@@ -518,7 +527,7 @@ def _choices(routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh) ->
 
 @lru_cache(maxsize=16)
 def copies_by_call(
-    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str
+    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str, node: int = 1
 ) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]:
     """Return the number of token copies that ranks send, by call, layer with experts, sender and receiver.
 
@@ -528,11 +537,12 @@ def copies_by_call(
 
     Args:
         unit: ``expert`` for a copy for each chosen expert, ``rank`` or ``node`` for one for each of these with any.
+        node: number of ranks per node.
 
     Raises:
         BadInput: the routing does not match the run.
     """
-    units = mesh.ep // node_size() if unit == "node" else mesh.ep
+    units = mesh.ep // node if unit == "node" else mesh.ep
     senders = [rank for rank, tokens in enumerate(call.sends(mesh)) for _ in range(tokens)]
     layers = []
     for of_calls in _choices(routing, call, sizes, mesh):
@@ -549,10 +559,10 @@ def copies_by_call(
 
 
 def copies_in(
-    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str
+    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str, node: int = 1
 ) -> tuple[tuple[int, ...], ...]:
     """Return the sums of :func:`copies_by_call` over calls and layers: rank -> receiver -> copies."""
-    every = [layer for layers in copies_by_call(routing, call, sizes, mesh, unit) for layer in layers]
+    every = [layer for layers in copies_by_call(routing, call, sizes, mesh, unit, node) for layer in layers]
     return tuple(tuple(map(sum, zip(*of_rank, strict=True))) for of_rank in zip(*every, strict=True))
 
 

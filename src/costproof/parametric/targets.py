@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, Protocol, Self
 
@@ -18,8 +18,18 @@ from costproof.algebra.symbols import parse, sym, text, version
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
 from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.judge import Answer
-from costproof.estimate.routing import RoutedCall, dispatch_rows, is_table
+from costproof.estimate.links import Devices
+from costproof.estimate.routing import (
+    NODES_OF,
+    RoutedCall,
+    RoutedLayers,
+    dispatch_rows,
+    is_table,
+    node_size,
+    stored_routing,
+)
 from costproof.ledger.baseline import Baseline
+from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Bug, Recount, check_recounts
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.mesh import (
@@ -241,6 +251,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
             for s in one.stages if s in rows[0].stages}},
         (*copies, *_of_terms(target, one, workload, sharing, stored)),
         tuple(_dispatches(target, workload, sharing)),
+        *((asdict(sharing.routed), NODES_OF) if sharing.routed is not None and mesh.batches > 1 else ()),
     )  # fmt: skip
     whole = _whole_prompt(target, workload)
     return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
@@ -400,16 +411,48 @@ def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterat
     None if ranks do not divide the experts, if those that do share one batch, or if the run is given only numbers of
     pairs, which do not say how many copies of a token a method sends.
     """
-    mesh, routed, pairs = workload.mesh, sharing.routed, str(workload.inputs.get(PAIRS, ""))
-    if mesh.batches == 1 or routed is None or (pairs and is_table(pairs)):
+    pairs = str(workload.inputs.get(PAIRS, ""))
+    if workload.mesh.batches == 1 or sharing.routed is None or (pairs and is_table(pairs)):
         return
-    every = []
-    for call in target.invocations(workload):
+    every = _routed_calls(target.invocations(workload), workload)
+    yield from dispatch_rows(
+        sharing.routed, workload.mesh, workload.rank, every, FLOAT_BYTES[workload.dtype], pairs, node_size()
+    )
+
+
+def _routed_calls(calls: Iterable[Invocation], workload: Workload) -> Iterator[RoutedCall]:
+    mesh = workload.mesh
+    for call in calls:
         known = call.symbols
         length = known["B"] * known.get("S", 1) // workload.own_batch
         tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
-        every.append(RoutedCall(call.stage, call.id, tokens, known.get("N", 1)))
-    yield from dispatch_rows(routed, mesh, workload.rank, every, FLOAT_BYTES[workload.dtype], pairs)
+        yield RoutedCall(call.stage, call.id, tokens, known.get("N", 1))
+
+
+def with_nodes(capture: Capture, devices: Devices) -> Capture:
+    """Return a capture whose dispatch between nodes is that of named devices, in the nodes of ``--on`` or their file.
+
+    All are taken as one node if no source gives its size. Without the routing file of the run, only the mean and the
+    bound are left.
+    """
+    found, workload = capture.parallel, capture.workload
+    if found is None or not found.mixtures:
+        return capture
+    routing = str(workload.inputs.get(PAIRS, ""))
+    try:
+        routing = routing and stored_routing(routing)
+    except BadInput:
+        routing = ""
+    kept = [d for d in found.dispatches if d.node is None]
+    stages, run = {d.stage for d in kept}, (found.mesh, found.rank)
+    every: list[Dispatch] = []
+    for call in _routed_calls((c for c in capture.invocations if c.stage in stages), workload):
+        rows = dispatch_rows(
+            RoutedLayers(**found.mixtures), *run, [call], FLOAT_BYTES[workload.dtype], routing, devices.node_size
+        )
+        every += [d for d in kept if (d.stage, d.invocation) == (call.stage, call.invocation)]
+        every += [d for d in rows if d.node is not None]
+    return replace(capture, parallel=replace(found, dispatches=tuple(every), nodes_of=devices.name))
 
 
 def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:
