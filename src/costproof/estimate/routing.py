@@ -16,8 +16,8 @@ first limited to some groups, the same holds among the experts of these groups.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import sha256
@@ -62,6 +62,34 @@ class TouchedExperts:
     """Weight bytes that all calls read, rounded up."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """What the tokens of a given routing choose of the experts of one rank, in one call of a layer."""
+
+    pairs: int
+    """Pairs of a token and an expert of the rank."""
+    touched: int
+    """Number of its experts that any token chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRank:
+    """Work of the routed experts of one rank, and what it sends, under a given routing; all calls of a stage."""
+
+    stage: str
+    rank: int
+    pairs: int
+    """Pairs of a token and an expert that the rank's experts process, in all layers and calls."""
+    touched: str
+    """Mean number of experts that a layer reads in a call, as an exact fraction."""
+    read_bytes: int
+    """Weight bytes of routed experts that all layers and calls read."""
+    expert_flops: int
+    """FLOPs of the products of routed experts."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """Bytes that the rank sends to dispatch and to combine, by dispatch method; empty if ranks share one batch."""
+
+
 def apply_routing(
     folded: Folded,
     ledger: Ledger,
@@ -85,6 +113,15 @@ def apply_routing(
     found = _touched_experts(ledger, sizes, data, os.fspath(routing))
     if not found:
         raise BadInput("the model has no routed experts", where="--routing", fix="leave out --routing")
+    return with_reads(folded, found), "uniform" if data is None else "given", tuple(found)
+
+
+def with_reads(folded: Folded, found: Sequence[TouchedExperts]) -> Folded:
+    """Return the counts of a run in which layers read these experts.
+
+    Raises:
+        BadInput: the counts do not separate the routed experts.
+    """
     rows = {stage: dict(parts) for stage, parts in folded.rows.items()}
     for stage, part in dict.fromkeys((t.stage, t.part) for t in found):
         read = sum(t.bytes for t in found if (t.stage, t.part) == (stage, part))
@@ -105,7 +142,7 @@ def apply_routing(
             one: {kind: _increase(costs, FLOOR, more) for kind, costs in others.items()}
             for one, others in rows[stage].items()
         }
-    return replace(folded, rows=rows), "uniform" if data is None else "given", tuple(found)
+    return replace(folded, rows=rows)
 
 
 def no_formulas_error() -> BadInput:
@@ -147,6 +184,34 @@ def _touched_experts(
     return found
 
 
+def touched_of_rank(
+    ledger: Ledger,
+    sizes: Mapping[tuple[str, str], Mapping[str, int]],
+    layers: RoutedLayers,
+    loads: Mapping[str, Sequence[Sequence[ExpertLoad]]],
+) -> list[TouchedExperts]:
+    """Return the experts that the layers of a rank read under a given routing.
+
+    Args:
+        ledger: the formulas of the rank, in symbols.
+        sizes: (stage, invocation) -> the values of its symbols.
+        layers: sizes of the layers, all experts of all ranks among them.
+        loads: stage -> call -> layer with experts -> load of the rank.
+    """
+    found = []
+    for stage, calls in loads.items():
+        nodes = [n for n in ledger.nodes if n.stage == stage and n.role.rpartition(".")[2] == EXPERTS and not n.kind]
+        for layer, node in enumerate(n for n in nodes if READ in n.exprs):
+            held, _, per_expert, rest = _weight_line(node.exprs[READ], sizes[stage, node.invocation])
+            mean = Fraction(sum(call[layer].touched for call in calls), len(calls))
+            tokens = sizes[stage, node.invocation]["B"] * sizes[stage, node.invocation].get("S", 1)
+            read = ceil(per_expert * mean + rest)
+            found.append(
+                TouchedExperts(stage, node.role, layer, held, layers.top_k, tokens, len(calls), str(mean), read)
+            )
+    return found
+
+
 def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Fraction, Fraction]:
     """Return the weight bytes of all calls as a linear function of the number of experts that a call reads.
 
@@ -161,7 +226,7 @@ def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Frac
     (bound,) = expr.atoms(sympy.Min)
     touched = sympy.Symbol("touched")
     numbers = {s: values[s.name] for s in expr.free_symbols}
-    grows = [a for a in bound.args if "B" in {s.name for s in a.free_symbols}]
+    grows = [a for a in bound.args if not {"B", "ep_sequences"}.isdisjoint(s.name for s in a.free_symbols)]
     held = [a for a in bound.args if a not in grows]
     line = sympy.Poly(expr.xreplace({bound: touched}).subs(numbers), touched)
     per_expert, rest = (line.coeff_monomial(touched**n) for n in (1, 0))
@@ -523,6 +588,35 @@ def _choices(routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh) ->
                         got=f"{row}, of {groups} groups",
                     )  # fmt: skip
     return found
+
+
+@lru_cache(maxsize=16)
+def expert_loads(
+    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh
+) -> tuple[tuple[tuple[ExpertLoad, ...], ...], ...]:
+    """Return what a routing sends to the experts of each rank: call -> layer with experts -> rank -> load.
+
+    Tokens are those of the whole batch in the order of :func:`copies_by_call`. Ranks of different ``ep`` groups have
+    the same experts, and the tokens of their own group.
+
+    Raises:
+        BadInput: the routing does not match the run.
+    """
+    senders = [rank for rank, tokens in enumerate(call.sends(mesh)) for _ in range(tokens)]
+    first = [mesh.group("ep", rank)[0] for rank in range(mesh.world)]
+    layers = []
+    for of_calls in _choices(routing, call, sizes, mesh):
+        calls = []
+        for rows in of_calls:
+            pairs, touched = [0] * mesh.world, [set[int]() for _ in range(mesh.world)]
+            for rank, row in zip(senders, rows, strict=True):
+                for expert in row:
+                    holder = first[rank] + expert * mesh.ep // sizes.experts
+                    pairs[holder] += 1
+                    touched[holder].add(expert)
+            calls.append(tuple(ExpertLoad(n, len(of)) for n, of in zip(pairs, touched, strict=True)))
+        layers.append(calls)
+    return tuple(zip(*layers, strict=True))
 
 
 @lru_cache(maxsize=16)

@@ -868,9 +868,23 @@ def batch_of(batch: int, parts: int, index: int) -> int:
     return len(range(batch)[index::parts])
 
 
-def _file_of(workload: Workload) -> Any:
+def expert_choices(run: Workload, stage: str, routing: str) -> list[list[list[tuple[int, list[int]]]]]:
+    """Return the choices of a routing file, read once more: call -> layer -> (rank that sends the token, its experts).
+
+    Args:
+        run: with all tokens of a prompt.
+    """
+    mesh, length, senders = run.mesh, run.text_tokens if stage == "prefill" else 1, []
+    for rank in range(mesh.world):
+        tokens = batch_of(run.batch, mesh.dp, rank // mesh.tp) * length
+        chunk = -(-tokens // mesh.tp)
+        senders += [rank] * len(range(tokens)[rank % mesh.tp * chunk :][:chunk])
+    return [[[*zip(senders, layer, strict=True)] for layer in call] for call in _file_of(run, routing)[stage]]
+
+
+def _file_of(workload: Workload, routing: str = "") -> Any:
     """Return the content of the routing file of a run, read once more; ``None`` without one, or if it was a pipe."""
-    path, _, digest = str(workload.inputs.get(PAIRS, "")).partition(" sha256:")
+    path, _, digest = str(routing or workload.inputs.get(PAIRS, "")).partition(" sha256:")
     if not digest:
         return None
     file = Path(path)

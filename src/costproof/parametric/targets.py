@@ -18,17 +18,25 @@ from costproof.algebra.symbols import parse, sym, text, version
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
 from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.judge import Answer
-from costproof.estimate.links import Devices
+from costproof.estimate.links import Devices, share_of_experts
 from costproof.estimate.routing import (
+    EXPERTS,
     NODES_OF,
     RoutedCall,
     RoutedLayers,
+    RoutedRank,
+    TouchedExperts,
+    check_stages,
     dispatch_rows,
+    expert_loads,
     is_table,
     node_size,
+    routing_data,
     stored_routing,
+    touched_of_rank,
+    with_reads,
 )
-from costproof.ledger.baseline import Baseline
+from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Bug, Recount, check_recounts
 from costproof.ledger.evaluate import evaluate_ledger
@@ -205,7 +213,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     Raises:
         Bug: the ranks do not sum to one device and the named copies, or something that is counted again differs.
     """
-    check_recounts(places(_whole_prompt(target, workload), target.info().symbols))
+    check_recounts(places(whole_prompt(target, workload), target.info().symbols))
     found, again = _count_ranks(target, workload, counted)
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
@@ -253,7 +261,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         tuple(_dispatches(target, workload, sharing)),
         *((asdict(sharing.routed), NODES_OF) if sharing.routed is not None and mesh.batches > 1 else ()),
     )  # fmt: skip
-    whole = _whole_prompt(target, workload)
+    whole = whole_prompt(target, workload)
     return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
 
 
@@ -349,7 +357,7 @@ def _further_ledger(target: Sharded, run: Workload, layout: FurtherLayout) -> Le
 _LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
 
 
-def _whole_prompt(target: object, workload: Workload) -> Workload:
+def whole_prompt(target: object, workload: Workload) -> Workload:
     """Return the workload with all tokens that the decoder processes, those of images included."""
     return target.whole_prompt(workload) if isinstance(target, WithWholePrompt) else workload
 
@@ -423,10 +431,68 @@ def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterat
 def _routed_calls(calls: Iterable[Invocation], workload: Workload) -> Iterator[RoutedCall]:
     mesh = workload.mesh
     for call in calls:
+        if call.stage not in ("prefill", "decode"):  # towers, which have no routed experts
+            continue
         known = call.symbols
         length = known["B"] * known.get("S", 1) // workload.own_batch
         tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
         yield RoutedCall(call.stage, call.id, tokens, known.get("N", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRank:
+    """Counts of one rank under a given routing, and the load of its routed experts."""
+
+    folded: Folded
+    experts: tuple[TouchedExperts, ...]
+    loads: tuple[RoutedRank, ...]
+    """One entry for each stage with routed experts."""
+
+
+def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, node: int | None) -> GivenRank:
+    """Count the counted rank of a mesh with ``ep`` as a routing file has it, of the tokens of the whole batch.
+
+    Its experts multiply the rows that the routing sends to them, and read the weights that these touch. A rank that
+    sends pairs (``--dispatch all-to-all``) has its rows by formula already.
+
+    Args:
+        folded: counts of the rank by formulas, with the rows of all ranks that share the experts.
+        routing: as :func:`~costproof.estimate.routing.stored_routing` returns it.
+        node: number of devices per node; ``None`` for one node.
+
+    Raises:
+        BadInput: the routing does not match the run.
+    """
+    layers, info, mesh = target.shares(run).routed, target.info(), run.mesh
+    if max(mesh.pp, mesh.cp, mesh.fsdp) > 1:
+        what = "a routing is counted on ranks with all layers, whole sequences and whole parameters"
+        raise BadInput(what, where="--routing", expected="--pp 1, --cp 1, --fsdp 1", got=mesh.text)
+    assert layers is not None
+    ledger, invocations = stored_formulas(target, run), target.invocations(run)
+    stages = {n.stage for n in ledger.nodes if n.role.rpartition(".")[2] == EXPERTS}
+    calls = [*_routed_calls((c for c in invocations if c.stage in stages), run)]
+    check_stages(routing_data(routing), [call.stage for call in calls], routing.partition(" sha256:")[0])
+    values = {(c.stage, c.id): {**info.symbols, **c.symbols} for c in invocations}
+    mine = {
+        c.stage: [[layer[run.rank] for layer in call] for call in expert_loads(routing, c, layers, mesh)] for c in calls
+    }
+    experts = touched_of_rank(ledger, values, layers, mine)
+    shares, loads = dict[str, Fraction](), []
+    sent: dict[str, dict[str, int]] = {}
+    item, group = FLOAT_BYTES[run.dtype], mesh.group("ep", run.rank)
+    for d in dispatch_rows(layers, mesh, run.rank, calls, item, routing, node) if mesh.batches > 1 else ():
+        if d.routing == "given":
+            sent.setdefault(d.stage, {})[d.form] = d.sent_bytes
+    for call in calls:
+        every = [load for of_call in mine[call.stage] for load in of_call]
+        pairs, own = sum(load.pairs for load in every), [t for t in experts if t.stage == call.stage]
+        tokens = sum(call.sends(mesh)[rank] for rank in group)
+        if DISPATCH not in run.inputs:
+            shares[call.stage] = Fraction(pairs, layers.layers * call.calls * tokens * layers.top_k)
+        touched = Fraction(sum(load.touched for load in every), len(every))
+        read, work = sum(t.bytes for t in own), 6 * layers.hidden * layers.inner * pairs
+        loads.append(RoutedRank(call.stage, run.rank, pairs, str(touched), read, work, sent.get(call.stage, {})))
+    return GivenRank(with_reads(share_of_experts(folded, shares), experts), tuple(experts), tuple(loads))
 
 
 def with_nodes(capture: Capture, devices: Devices) -> Capture:
@@ -531,7 +597,7 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
     Args:
         symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
     """
-    placed = [*places(_whole_prompt(target, workload), target.info().symbols)]
+    placed = [*places(whole_prompt(target, workload), target.info().symbols)]
     if misplaced := [one for one in placed if one.found != one.again]:  # nothing else can be counted then
         stage = target.invocations(workload)[0].stage
         return Answer({stage: len(placed)}, (), tuple(_refuted(stage, one) for one in misplaced))
