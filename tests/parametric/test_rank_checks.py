@@ -352,7 +352,7 @@ _SENDS, _PARTNERS = RoutedCall.sends, DispatchForm.partners
 _SPLITS_OF = routing.splits_of
 ROUTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a copy for each expert": (
-        _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert", of[5])),
+        _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert", *of[5:])),
         "",
     ),
     "slices in another order": (_replaced(RoutedCall, "sends", _in_another_order), ""),
