@@ -161,11 +161,11 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         _roofline(QWEN),
     ),
     "exposed by the links": (
-        _after(roofline_module, "_with_links", lambda of: replace(of, exposed_s=of.seconds)),
+        _after(roofline_module, "with_links", lambda of: replace(of, exposed_s=of.seconds)),
         _roofline(f"{LLAMA},tp=2"),
     ),
     "overlapped by the links": (
-        _after(roofline_module, "_with_links", lambda of: replace(of, overlapped_s=of.seconds)),
+        _after(roofline_module, "with_links", lambda of: replace(of, overlapped_s=of.seconds)),
         _roofline(f"{LLAMA},tp=2"),
     ),
     "seconds of the shorter clock": (
@@ -259,7 +259,7 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         _roofline(f"{LLAMA},tp=2"),
     ),
     "a border of all rows of shared experts": (
-        (roofline_module, "_mean", lambda terms, ledger, shared: roofline_module._times(terms, shared)),
+        (roofline_module, "mean_terms", lambda terms, ledger, shared: links.scaled(terms, shared)),
         _roofline(QWEN),
     ),
     "weights read unpacked, in borders": (

@@ -200,7 +200,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         "llama-3.1-8b", {"tp": 2},
     ),
     "fewer pairs than tokens choose": (
-        _replaced(plans, "_pair_problems", lambda config, workload: ()),
+        _replaced(plans, "_pair_problems", lambda config, workload, **_: ()),
         "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all",
                           "pairs": "5+3;4+3"},
     ),
@@ -274,11 +274,11 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(targets, "_dispatches", lambda *_: iter(())), "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2},
     ),
     "numbers of experts without a dtype": (
-        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)),
+        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype, role: (dtype,)),
         "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
     ),
     "logarithms in the dtype of the run": (
-        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)), "llama-3.1-8b", {"cp": 2},
+        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype, role: (dtype,)), "llama-3.1-8b", {"cp": 2},
     ),
     "gathered parameters on the first rank": (
         _replaced(Workload, "on_mesh", lambda run, *, rank=0, **axes: _ON_MESH(run, **axes)),
@@ -384,12 +384,12 @@ _SENDS, _PARTNERS = RoutedCall.sends, DispatchForm.partners
 _SPLITS_OF = routing.splits_of
 ROUTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a copy for each expert": (
-        _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert")),
+        _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert", *of[5:])),
         "",
     ),
     "slices in another order": (_replaced(RoutedCall, "sends", _in_another_order), ""),
     "results of the rank's own group along tp are left out": (
-        _replaced(DispatchForm, "partners", lambda self, mesh, rank: _PARTNERS(self, mesh, rank)[1:]), "",
+        _replaced(DispatchForm, "partners", lambda self, mesh, rank, node: _PARTNERS(self, mesh, rank, node)[1:]), "",
     ),
     "layers in another order": (_replaced(rank_checks, "splits_of", lambda *of: _SPLITS_OF(*of)[::-1]), "all-to-all"),
 }  # fmt: skip
@@ -415,10 +415,10 @@ def test_a_planted_mistake_in_a_given_routing_is_found(
     for run in runs:
         assert {d.routing for d in counted(target, run).dispatches} == {"any", "given", "bound", "uniform"}
     plant(monkeypatch)
-    routing.layer_copies.cache_clear()
+    routing.copies_by_call.cache_clear()
     with pytest.raises(Bug):
         [counted(target, run) for run in runs]
-    routing.layer_copies.cache_clear()
+    routing.copies_by_call.cache_clear()
 
 
 PLANTED_IN_PAGES: dict[str, dict[str, Any]] = {

@@ -132,7 +132,9 @@ def mesh_options(*operands: str) -> Callable[[F], F]:
         def with_settings(*args: Any, **choices: Any) -> Any:
             given = {name: choices.pop(name) for name in (*_MESH, "rank", "plan", CP_PLAN, DISPATCH, PAIRS)}
             # Commas separate the settings of an operand.
-            settings = [f"{name}={str(value).replace(',', '+')}" for name, value in given.items() if value is not None]
+            values = {name: str(value) for name, value in given.items() if value is not None}
+            paths = {name for name in (PAIRS, "plan") if Path(values.get(name, "")).is_file()}
+            settings = [f"{n}={v if n in paths else v.replace(',', '+')}" for n, v in values.items()]
             spread = {name: ",".join((choices[name], *settings)) for name in operands}
             for name in operands if settings else ():
                 path = Path(choices[name])

@@ -197,8 +197,8 @@ class Sharing(Protocol):
     def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
         """Return the cost that ranks that share a sequence add to that of one device, and its name."""
 
-    def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
-        """Return the dtypes of the tensors in one kind of collective along a mesh axis, in a run in ``dtype``."""
+    def dtypes(self, axis: str, kind: str, dtype: str, role: str = "") -> tuple[str, ...]:
+        """Return the dtypes of the tensors in one kind of collective of a module, in a run in ``dtype``."""
 
     def added(self, role: str) -> tuple[int, str]:
         """Return the parameter elements that the ranks of one batch add to those of one device, and their name."""

@@ -297,7 +297,9 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
     for path, node in modules.items():
         if found_in := re.search(r"\.layers\.(\d+)\.", f".{path}."):
             layers[int(found_in[1])] += node.cost("resident_bytes") or 0
-    least = found.next_token_modules * layers[max(layers, default=0)]  # projections, norms and tables come beside them
+    holds = run.mesh.coordinates(run.rank).pp == run.mesh.pp - 1
+    further = found.next_token_modules if holds else 0
+    least = further * layers[max(layers, default=0)]  # projections, norms and tables come beside them
     less = max(0, least - found.next_token_bytes)
     yield Recount("memory", "MTP modules", "bytes below those of the last layer", less, 0)
 

@@ -139,23 +139,29 @@ def _pairs(workload: Workload, symbols: Mapping[str, int], rank: int, shared: Se
     mesh, experts, top_k, file = workload.mesh, symbols["text_experts"], symbols["text_topk"], _file_of(workload)
     layers = 1 if file is None else len(file["prefill"][0])
 
-    def of(place: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-        return splits_of(replace(workload, inputs={**workload.inputs, RANK: place}), layers, experts, top_k)
+    def of(place: int, stage: str) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        return splits_of(replace(workload, inputs={**workload.inputs, RANK: place}), layers, experts, top_k, stage)
 
-    each = workload.batch // mesh.dp * workload.text_tokens
-    for layer, (sent, _) in enumerate(of(rank)):
-        if file is None:
-            given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[rank].split(","))]
-        else:
-            own = Counter(
-                e * mesh.ep // experts for row in file["prefill"][0][layer][each * rank :][:each] for e in row
-            )
-            given = [own[i] for i in range(mesh.ep)]
-        yield Recount("", f"rank {rank} to all", "pairs", sum(sent), each * top_k)
-        for i, other in enumerate(shared):
-            got = of(other)[layer][1][rank - shared[0]]
-            yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got)
-            yield Recount("", f"rank {rank} to {other}", "pairs as given", sent[i], given[i])
+    for stage, length in (("prefill", workload.text_tokens), ("decode", 1))[: 2 if workload.new_tokens else 1]:
+        # Ranks one after another, each with its slice of the tokens that those along tp share.
+        behind = [0]
+        for place in range(mesh.world):
+            batch = batch_of(workload.batch, mesh.dp, place // mesh.tp)
+            behind.append(behind[-1] + len(range(batch * length)[place % mesh.tp :: mesh.tp]))
+        first, last = behind[rank : rank + 2]
+        for layer, (sent, _) in enumerate(of(rank, stage)):
+            calls = 1 if file is None else len(file[stage])
+            if file is None:
+                given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[rank].split(","))]
+            else:
+                every = [row for call in file[stage] for row in call[layer][first:last]]
+                own = Counter(e * mesh.ep // experts for row in every for e in row)
+                given = [own[i] for i in range(mesh.ep)]
+            yield Recount("", f"rank {rank} to all, {stage}", "pairs", sum(sent), (last - first) * top_k)
+            for i, other in enumerate(shared):
+                got = of(other, stage)[layer][1][rank - shared[0]]
+                yield Recount("", f"rank {rank} to {other}, {stage}", "pairs", sent[i], got)
+                yield Recount("", f"rank {rank} to {other}, {stage}", "pairs as given", calls * sent[i], given[i])
 
 
 def _enumerated(mesh: Mesh) -> dict[int, dict[str, int]]:
@@ -253,7 +259,9 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
                 yield Recount(stage, f"rank {rank}", "floor above unfused bytes", max(0, of[FLOOR] - of[UNFUSED]), 0)
             for metric in EXCHANGED:
                 # All take part in the same collectives; parts of uneven tables are gathered along fsdp only.
-                if metric in of and mesh.tp > 1 and (mesh.fsdp == 1 or metric == "messages"):
+                # Each rank along tp sends the pairs of its own slice.
+                alike = mesh.fsdp == 1 and DISPATCH not in workload.inputs
+                if metric in of and mesh.tp > 1 and (alike or metric == "messages"):
                     first = costs[rank - rank % mesh.tp][stage][metric]
                     yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
 
@@ -696,7 +704,8 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
             yield Recount(c.stage, where, f"groups that hold rank {workload.rank}", 0, 1)
             continue
         at = c.ranks.index(workload.rank)
-        axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
+        exchanges = DISPATCH in workload.inputs
+        axis, dtypes = _axis(c, workload.mesh, exchanges=exchanges), c.dtype.split(", ")
         yield Recount(c.stage, where, f"is of the group {c.group}", c.group == axis, True)
         yield Recount(c.stage, where, "dtypes", c.dtype == ", ".join(_on_the_wire(c, workload, symbols)), True)
         among = c.ranks if c.kind == "send" else workload.mesh.group(axis, workload.rank)
@@ -757,8 +766,10 @@ def _on_the_wire(c: Collectives, workload: Workload, symbols: Mapping[str, int])
     """
     by_heads = workload.inputs.get(CP_PLAN) == "ulysses" and "text_kv_rank" not in symbols
     logarithms = c.group == "cp" and c.kind == "all_gather" and not by_heads
-    yield "float32" if logarithms else workload.dtype
-    if c.module.endswith(".experts") and c.kind in ("all_gather", "all_to_all"):
+    weighted = c.module.endswith(".experts") and c.kind == "all_gather" and DISPATCH in workload.inputs
+    yield "float32" if logarithms or (weighted and c.dtype == "float32") else workload.dtype
+    gathers = c.kind == "all_gather" and DISPATCH not in workload.inputs
+    if c.module.endswith(".experts") and (gathers or c.kind == "all_to_all"):
         yield "int64"
         yield from ["float32"] if c.kind == "all_gather" and c.dtype.endswith(", float32") else []
 
@@ -777,15 +788,23 @@ def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
             yield Recount(stage, f"gather before {c.module}", "ranks", len(c.ranks), parts)
 
 
-def _axis(c: Collectives, mesh: Mesh) -> str:
-    """Return the mesh axes along which the ranks of a collective differ, from its kind and the name of its module."""
+def _axis(c: Collectives, mesh: Mesh, *, exchanges: bool = False) -> str:
+    """Return the mesh axes along which the ranks of a collective differ, from its kind and the name of its module.
+
+    Args:
+        exchanges: whether ranks send pairs of a token and an expert, and gather the results of slices.
+    """
     leaf = c.module.rpartition(".")[2]
     if mesh.fsdp > 1 and leaf in ("*", "(root)"):  # before a layer, and before the model
         return "fsdp" if mesh.cp == 1 else FSDP_CP
     if leaf == "self_attn":  # its projections are modules of their own
         return "cp"
     if leaf == "experts" and mesh.ep > 1:
-        return "ep" if mesh.batches == 1 else "tp" if c.kind == "all_reduce" else EP_BATCHES
+        if c.kind == "all_to_all":
+            return "ep" if mesh.tp > 1 else EP_BATCHES
+        if mesh.batches == 1:
+            return "tp" if c.kind == "all_gather" else "ep"
+        return "tp" if c.kind == "all_reduce" or exchanges else EP_BATCHES
     return "pp" if c.kind == "send" else "tp"
 
 
@@ -1078,10 +1097,12 @@ def _dispatched(found: Parallel, workload: Workload, sizes: RoutedLayers) -> Ite
                 for metric in ("sent_bytes", "fp8_bytes", "received_bytes", "expert_flops"):
                     above = max(0, getattr(row, metric) - getattr(bound, metric))
                     yield Recount(stage, f"{form}, {routing} above bound", metric, above, 0)
-        exchanged = [c for c in found.collectives if (c.stage, c.group) == (stage, "ep/tp")]
+        group = ("ep/tp", "ep") if DISPATCH in workload.inputs else ("ep/tp",)
+        exchanged = [c for c in found.collectives if c.stage == stage and c.group in group]
         if DISPATCH in workload.inputs:  # in 8 bytes, how many pairs come for each expert of another rank
             numbers = times * 8 * (experts - len(_held(experts, mesh.ep, 0)))
-            pairs_sent = next(d.sent_bytes for d in found.dispatches if (d.form, d.routing) == ("all-to-all", "given"))
+            pairs_sent = sum(d.sent_bytes for d in found.dispatches
+                             if (d.stage, d.form, d.routing) == (stage, "all-to-all", "given"))  # fmt: skip
             both = pairs_sent + numbers, sum(c.sent_bytes for c in exchanged)
             yield Recount(stage, "all-to-all, and its collectives", "sent_bytes", *both)
             continue
@@ -1097,9 +1118,23 @@ def batch_of(batch: int, parts: int, index: int) -> int:
     return len(range(batch)[index::parts])
 
 
-def _file_of(workload: Workload) -> Any:
+def expert_choices(run: Workload, stage: str, routing: str) -> list[list[list[tuple[int, list[int]]]]]:
+    """Return the choices of a routing file, read once more: call -> layer -> (rank that sends the token, its experts).
+
+    Args:
+        run: with all tokens of a prompt.
+    """
+    mesh, length, senders = run.mesh, run.text_tokens if stage == "prefill" else 1, []
+    for rank in range(mesh.world):
+        tokens = batch_of(run.batch, mesh.dp, rank // mesh.tp) * length
+        chunk = -(-tokens // mesh.tp)
+        senders += [rank] * len(range(tokens)[rank % mesh.tp * chunk :][:chunk])
+    return [[[*zip(senders, layer, strict=True)] for layer in call] for call in _file_of(run, routing)[stage]]
+
+
+def _file_of(workload: Workload, routing: str = "") -> Any:
     """Return the content of the routing file of a run, read once more; ``None`` without one, or if it was a pipe."""
-    path, _, digest = str(workload.inputs.get(PAIRS, "")).partition(" sha256:")
+    path, _, digest = str(routing or workload.inputs.get(PAIRS, "")).partition(" sha256:")
     if not digest:
         return None
     file = Path(path)

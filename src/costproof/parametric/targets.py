@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, Protocol, Self
 
@@ -17,8 +18,26 @@ from costproof.algebra.symbols import parse, sym, text, version
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
 from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.judge import Answer
-from costproof.estimate.routing import RoutedCall, dispatch_rows, is_table
-from costproof.ledger.baseline import Baseline
+from costproof.estimate.links import Devices, share_of_experts
+from costproof.estimate.routing import (
+    EXPERTS,
+    NODES_OF,
+    RoutedCall,
+    RoutedLayers,
+    RoutedRank,
+    TouchedExperts,
+    check_stages,
+    dispatch_rows,
+    expert_loads,
+    is_table,
+    node_size,
+    routing_data,
+    stored_routing,
+    touched_of_rank,
+    with_reads,
+)
+from costproof.ledger.baseline import Baseline, Folded
+from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Bug, Recount, check_recounts
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.mesh import (
@@ -194,7 +213,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     Raises:
         Bug: the ranks do not sum to one device and the named copies, or something that is counted again differs.
     """
-    check_recounts(places(_whole_prompt(target, workload), target.info().symbols))
+    check_recounts(places(whole_prompt(target, workload), target.info().symbols))
     found, again = _count_ranks(target, workload, counted)
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
@@ -242,12 +261,106 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         tuple(d for d in (*copies, *_of_terms(target, one, workload, sharing, copies, stored))
               if d.metric in counted.metrics),
         tuple(_dispatches(target, workload, sharing)),
+        *((asdict(sharing.routed), NODES_OF) if sharing.routed is not None and mesh.batches > 1 else ()),
     )  # fmt: skip
-    whole = _whole_prompt(target, workload)
+    whole = whole_prompt(target, workload)
     return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
 
 
-def _whole_prompt(target: object, workload: Workload) -> Workload:
+OF_FURTHER: Final[tuple[Metric, ...]] = (*HELD, "stored_bytes", "stored_elements", "resident_bytes")
+"""Metrics of MTP modules, of which only memory is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherLayout:
+    """Tensors of an MTP module besides those of a decoder layer; none of them is quantised."""
+
+    modules: int
+    norms: int
+    columns: int
+    """Columns of the projection to the hidden width, as a multiple of that width."""
+    tables: bool
+    """Whether a module has copies of the embedding and of the output projection."""
+    item: int
+    """Bytes of a stored element."""
+
+
+def count_further(target: Sharded, workload: Workload, layout: FurtherLayout) -> Parallel:
+    """Count the MTP modules that each rank of a mesh holds, and name the copies by which ranks exceed one device.
+
+    A module has the last layer of the decoder as the plan divides it, tables divided as those of the decoder, and norms
+    and a projection that each rank has whole. All of them are on the last stage of a pipeline. Source: vLLM,
+    ``DeepSeekMultiTokenPredictorLayer`` (``nn.Linear``, ``VocabParallelEmbedding``, ``ParallelLMHead``,
+    ``DeepseekV2DecoderLayer``), and ``GPUModelRunner`` ("the entire draft model on the last PP rank"); SGLang,
+    ``DeepseekModelNextN``.
+
+    Raises:
+        BadInput: ranks store parts of parameters.
+        Bug: the ranks do not sum to one device and the named copies.
+    """
+    mesh = workload.mesh
+    if mesh.fsdp > 1:
+        what = "no source says how ranks store parts of MTP modules: fully_shard divides what transformers builds"
+        raise BadInput(what, where="--mtp, --fsdp", expected="--fsdp 1", got=mesh.fsdp)
+    flat = {name: value for name, value in workload.inputs.items() if name not in ("pp", DISPATCH, PAIRS)}
+    size, known = mesh.world // mesh.pp, dict[object, dict[str, int]]()
+    equal: dict[str, tuple[list[int], dict[str, int]]] = {}
+    for rank in range(mesh.world):
+        held: dict[str, int] = dict.fromkeys(OF_FURTHER, 0)
+        if rank >= mesh.world - size:
+            run = replace(workload, inputs={**flat, RANK: rank % size})
+            key = tuple((c.stage, c.id, *sorted(c.symbols.items())) for c in target.invocations(run))
+            if key not in known:
+                ledger = _further_ledger(target, run, layout)
+                known[key] = {metric: ledger.total(metric) or 0 for metric in OF_FURTHER}
+            held = known[key]
+        equal.setdefault(repr(held), ([], held))[0].append(rank)
+    one = _further_ledger(target, replace(workload, inputs=_of_one(workload)), layout)
+    last = replace(workload, inputs={**flat, RANK: 0})
+    copies = [*_duplicates(one, last, target.shares(last))]
+    copies += _of_terms(target, one, last, target.shares(last), copies, 0)
+    found = Parallel(
+        mesh, workload.rank, target.shares(workload).origin,
+        tuple(RankCosts(tuple(ranks), {"": held}) for ranks, held in equal.values()), (),
+        {"": {m: one.total(m) or 0 for m in OF_FURTHER}}, tuple(copies),
+    )  # fmt: skip
+    for problem in found.problems():
+        raise Bug(problem.what, where=f"MTP modules, {problem.where}", expected=problem.expected, got=problem.got)
+    return found
+
+
+def _further_ledger(target: Sharded, run: Workload, layout: FurtherLayout) -> Ledger:
+    """Return the memory of the MTP modules of one device, or of a rank of one stage, as formulas with numbers."""
+    ledger = stored_formulas(target, run)
+    held = [n for n in ledger.nodes if not n.invocation and n.stage == ledger.stages[0]]
+    layers = [int(m[1]) for n in held if (m := _LAYER.search(n.module))]
+    own = [n for n in held if (m := _LAYER.search(n.module)) and int(m[1]) == max(layers)]
+    parts = [("text.norm", f"norms.{i}", "text_hidden") for i in range(layout.norms)]
+    parts.append(("text.further", "projection", f"{layout.columns}*text_hidden**2"))
+    for node in held if layout.tables else ():
+        if node.role == "text.embedding":  # which a tied output projection has no parameters beside
+            rows = node.exprs["params"]
+            parts += [(role, role.rpartition(".")[2], rows) for role in ("text.embedding", "lm_head")]
+    for role, name, params in parts:
+        sizes: dict[Metric, str] = {"params": params, "stored_elements": params}
+        sizes |= dict.fromkeys(("weight_bytes", "resident_bytes"), f"b*({params})")
+        sizes["stored_bytes"] = f"{layout.item}*({params})"
+        canonical = {metric: text(sympy.expand(parse(expr))) for metric, expr in sizes.items()}
+        own.append(replace(own[0], module=f"further.{name}", costs={}, exprs=canonical, role=role))
+    nodes = []
+    for i in range(layout.modules):
+        for n in own:
+            kept = {metric: n.exprs[metric] for metric in OF_FURTHER if metric in n.exprs}
+            nodes.append(replace(n, module=f"mtp.{i}.{n.module}", exprs=kept, costs={}))
+    known = replace(ledger, nodes=tuple(nodes), metrics=tuple(m for m in OF_FURTHER if m in ledger.metrics))
+    calls = target.invocations(run)
+    return evaluate_ledger(known, {(c.stage, c.id): c.symbols for c in calls}, target.info().symbols)
+
+
+_LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
+
+
+def whole_prompt(target: object, workload: Workload) -> Workload:
     """Return the workload with all tokens that the decoder processes, those of images included."""
     return target.whole_prompt(workload) if isinstance(target, WithWholePrompt) else workload
 
@@ -299,7 +412,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
         ranks = workload.mesh.ranks_of(kind, axis, workload.rank)
-        dtype = ", ".join(sharing.dtypes(axis, kind, workload.dtype))
+        dtype = ", ".join(sharing.dtypes(axis, kind, workload.dtype, nodes[0].role))
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 
 
@@ -309,16 +422,106 @@ def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterat
     None if ranks do not divide the experts, if those that do share one batch, or if the run is given only numbers of
     pairs, which do not say how many copies of a token a method sends.
     """
-    mesh, routed, pairs = workload.mesh, sharing.routed, str(workload.inputs.get(PAIRS, ""))
-    if mesh.batches == 1 or routed is None or (pairs and is_table(pairs)):
+    pairs = str(workload.inputs.get(PAIRS, ""))
+    if workload.mesh.batches == 1 or sharing.routed is None or (pairs and is_table(pairs)):
         return
-    every = []
-    for call in target.invocations(workload):
+    every = _routed_calls(target.invocations(workload), workload)
+    yield from dispatch_rows(
+        sharing.routed, workload.mesh, workload.rank, every, FLOAT_BYTES[workload.dtype], pairs, node_size()
+    )
+
+
+def _routed_calls(calls: Iterable[Invocation], workload: Workload) -> Iterator[RoutedCall]:
+    mesh = workload.mesh
+    for call in calls:
+        if call.stage not in ("prefill", "decode"):  # towers, which have no routed experts
+            continue
         known = call.symbols
         length = known["B"] * known.get("S", 1) // workload.own_batch
         tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
-        every.append(RoutedCall(call.stage, call.id, tokens, known.get("N", 1)))
-    yield from dispatch_rows(routed, mesh, workload.rank, every, FLOAT_BYTES[workload.dtype], pairs)
+        yield RoutedCall(call.stage, call.id, tokens, known.get("N", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRank:
+    """Counts of one rank under a given routing, and the load of its routed experts."""
+
+    folded: Folded
+    experts: tuple[TouchedExperts, ...]
+    loads: tuple[RoutedRank, ...]
+    """One entry for each stage with routed experts."""
+
+
+def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, node: int | None) -> GivenRank:
+    """Count the counted rank of a mesh with ``ep`` as a routing file has it, of the tokens of the whole batch.
+
+    Its experts multiply the rows that the routing sends to them, and read the weights that these touch. A rank that
+    sends pairs (``--dispatch all-to-all``) has its rows by formula already.
+
+    Args:
+        folded: counts of the rank by formulas, with the rows of all ranks that share the experts.
+        routing: as :func:`~costproof.estimate.routing.stored_routing` returns it.
+        node: number of devices per node; ``None`` for one node.
+
+    Raises:
+        BadInput: the routing does not match the run.
+    """
+    layers, info, mesh = target.shares(run).routed, target.info(), run.mesh
+    if max(mesh.pp, mesh.cp, mesh.fsdp) > 1:
+        what = "a routing is counted on ranks with all layers, whole sequences and whole parameters"
+        raise BadInput(what, where="--routing", expected="--pp 1, --cp 1, --fsdp 1", got=mesh.text)
+    assert layers is not None
+    ledger, invocations = stored_formulas(target, run), target.invocations(run)
+    stages = {n.stage for n in ledger.nodes if n.role.rpartition(".")[2] == EXPERTS}
+    calls = [*_routed_calls((c for c in invocations if c.stage in stages), run)]
+    check_stages(routing_data(routing), [call.stage for call in calls], routing.partition(" sha256:")[0])
+    values = {(c.stage, c.id): {**info.symbols, **c.symbols} for c in invocations}
+    mine = {
+        c.stage: [[layer[run.rank] for layer in call] for call in expert_loads(routing, c, layers, mesh)] for c in calls
+    }
+    experts = touched_of_rank(ledger, values, layers, mine)
+    shares, loads = dict[str, Fraction](), []
+    sent: dict[str, dict[str, int]] = {}
+    item, group = FLOAT_BYTES[run.dtype], mesh.group("ep", run.rank)
+    for d in dispatch_rows(layers, mesh, run.rank, calls, item, routing, node) if mesh.batches > 1 else ():
+        if d.routing == "given":
+            sent.setdefault(d.stage, {})[d.form] = d.sent_bytes
+    for call in calls:
+        every = [load for of_call in mine[call.stage] for load in of_call]
+        pairs, own = sum(load.pairs for load in every), [t for t in experts if t.stage == call.stage]
+        tokens = sum(call.sends(mesh)[rank] for rank in group)
+        if DISPATCH not in run.inputs:
+            shares[call.stage] = Fraction(pairs, layers.layers * call.calls * tokens * layers.top_k)
+        touched = Fraction(sum(load.touched for load in every), len(every))
+        read, work = sum(t.bytes for t in own), 6 * layers.hidden * layers.inner * pairs
+        loads.append(RoutedRank(call.stage, run.rank, pairs, str(touched), read, work, sent.get(call.stage, {})))
+    return GivenRank(with_reads(share_of_experts(folded, shares), experts), tuple(experts), tuple(loads))
+
+
+def with_nodes(capture: Capture, devices: Devices) -> Capture:
+    """Return a capture whose dispatch between nodes is that of named devices, in the nodes of ``--on`` or their file.
+
+    All are taken as one node if no source gives its size. Without the routing file of the run, only the mean and the
+    bound are left.
+    """
+    found, workload = capture.parallel, capture.workload
+    if found is None or not found.mixtures:
+        return capture
+    routing = str(workload.inputs.get(PAIRS, ""))
+    try:
+        routing = routing and stored_routing(routing)
+    except BadInput:
+        routing = ""
+    kept = [d for d in found.dispatches if d.node is None]
+    stages, run = {d.stage for d in kept}, (found.mesh, found.rank)
+    every: list[Dispatch] = []
+    for call in _routed_calls((c for c in capture.invocations if c.stage in stages), workload):
+        rows = dispatch_rows(
+            RoutedLayers(**found.mixtures), *run, [call], FLOAT_BYTES[workload.dtype], routing, devices.node_size
+        )
+        every += [d for d in kept if (d.stage, d.invocation) == (call.stage, call.invocation)]
+        every += [d for d in rows if d.node is not None]
+    return replace(capture, parallel=replace(found, dispatches=tuple(every), nodes_of=devices.name))
 
 
 def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:
@@ -428,7 +631,7 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
     Args:
         symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
     """
-    placed = [*places(_whole_prompt(target, workload), target.info().symbols)]
+    placed = [*places(whole_prompt(target, workload), target.info().symbols)]
     if misplaced := [one for one in placed if one.found != one.again]:  # nothing else can be counted then
         stage = target.invocations(workload)[0].stage
         return Answer({stage: len(placed)}, (), tuple(_refuted(stage, one) for one in misplaced))

@@ -32,7 +32,7 @@ from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Recount, check_recounts, first_problem
-from costproof.ledger.mesh import PAIRS, RANK
+from costproof.ledger.mesh import PAIRS, RANK, Parallel
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.plural import plural
@@ -59,7 +59,7 @@ from costproof.run.graph_limits import CACHE, GraphRun, block_limits, graph_peak
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, baseline_by_formulas, check_counted, export_target, read_operand
 from costproof.run.peaks import gathered_bytes
-from costproof.run.stored import stored_checkpoint
+from costproof.run.stored import further_of_ranks, stored_checkpoint
 from costproof.storage.checkpoint import StoredCheckpoint
 
 BLOCKS: Final = (
@@ -67,6 +67,7 @@ BLOCKS: Final = (
     "which a layer adds its blocks when it writes, it is an upper bound"
 )
 WHOLE_MATRIX: Final = "the largest matrix that is unpacked is that of the whole model, no less than a rank's part of it"
+FURTHER_LAST: Final = "MTP modules are on the last stage of the pipeline, as in vLLM (GPUModelRunner)"
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings whose limits are searched."""
 _RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
@@ -122,9 +123,9 @@ def fits(
     found = read(target)
     mesh = found.baseline.workload.mesh
     several = devices is not None and (devices.count or 1) > 1
-    if next_token and (several or not mesh.one or found.origin is None):
-        what = "the weights of MTP modules are those of a target on one device"
-        raise BadInput(what, where="--mtp", expected="0, or one device", got=next_token)
+    if next_token and found.origin is None:
+        what = "a file has no MTP modules: their weights are counted of a target"
+        raise BadInput(what, where="--mtp", expected="0, or a target with settings", got=next_token)
     if devices is not None and several and mesh.one and isinstance(target, str) and sharded(found.target) is not None:
         answer = _smallest_mesh(target, devices.count or 1, read, room)
         check_recounts([Recount("memory", "devices", "number", answer.count or 0, devices.count or 0)])
@@ -176,6 +177,8 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
                 continue
             routed = "text_experts" in side.baseline.target.symbols
             held = _formula_weights(side.baseline)
+            if held is not None and room.next_token and tp > 1:
+                held += _further(side, room.next_token)[0]
             found = None if held is not None and held > room.room else _of_all_ranks(spread, side, room)
             tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))
             if found is not None:
@@ -258,7 +261,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
     quantised, unknown = _stored_weights(read.origin, of.next_token)
     without = quantised if not of.next_token else _stored_weights(read.origin, 0, plain=True)[0]
-    further = 0 if quantised is None or without is None else quantised.totals.bytes - without.totals.bytes
+    further, every = _further(read, of.next_token)
     weights = None if quantised is None and "weights" in side.target.quantised else weights
     held = weights if quantised is None or without is None else quantised.totals.bytes - without.buffer_bytes
     # A checkpoint is that of all ranks, in the dtype that its configuration names.
@@ -266,7 +269,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     converted = quantised is not None and getattr(read.origin, "dtype", None) not in (None, dtype)
     if quantised is not None and (converted or not side.workload.mesh.one):
         resident = folded.total("resident_bytes")
-        held = None if resident is None or buffers is None else resident - buffers
+        held = None if resident is None or buffers is None else resident - buffers + further
         quantised, weights = (None, None) if resident is None else (quantised, weights)  # as notes say why
     if converted and of.next_token:
         what = "the weights of MTP modules are counted in the dtype of the checkpoint"
@@ -296,6 +299,8 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         stored_format="" if quantised is None else ", ".join(quantised.formats),
         next_token_modules=of.next_token,
         next_token_bytes=further,
+        next_token_ranks=() if every is None else every.ranks,
+        next_token_copies=() if every is None else every.duplicates,
         unpacked_bytes=unpacked,
         buffers_bytes=buffers,
         attributes_bytes=side.attributes_bytes,
@@ -311,13 +316,14 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         notes=(
             *(side.notes if quantised is None else _without_unknown(side.notes)),
             *unknown, *why, *((ONE_ROUTING if routed else EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
+            *((FURTHER_LAST,) if every is not None and side.workload.mesh.pp > 1 else ()),
             *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
             *((WHOLE_MATRIX,) if unpacked and side.workload.mesh.tp > 1 and side.workload.mesh.fsdp == 1 else ()),
             *((f"weights that are not quantised are in {dtype}, unlike stored ones",) if converted else ()),
         ),
         rank=None if side.workload.mesh.one else side.workload.rank,
-        binding_ranks=() if held is None else _binding_ranks(read.target, side.workload),
+        binding_ranks=() if held is None else _binding_ranks(read.target, side.workload, every),
     )  # fmt: skip
     return _with_graph(answer if blocked is None else _in_blocks(answer, blocked, by_stage), read)
 
@@ -424,15 +430,33 @@ def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory
     return live, ()
 
 
-def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]:
-    """Return the ranks with the most bytes of weights and cache; empty if the run is not sharded."""
+def _further(read: Operand, modules: int) -> tuple[int, Parallel | None]:
+    """Return the bytes of MTP modules on the counted rank, and on several devices those that each rank holds."""
+    found, without = (_stored_weights(read.origin, n, plain=True)[0] for n in (modules, 0)) if modules else (None, None)
+    if found is None or without is None or read.origin is None:
+        return 0, None
+    one, run, model = found.totals.bytes - without.totals.bytes, read.baseline.workload, sharded(read.target)
+    if run.mesh.one or model is None:
+        return one, None
+    every = further_of_ranks(read.origin, model, run, modules, (one, found.params - without.params))
+    return next(row.stages[""]["resident_bytes"] for row in every.ranks if run.rank in row.ranks), every
+
+
+def _binding_ranks(target: Target | None, workload: Workload, further: Parallel | None = None) -> tuple[int, ...]:
+    """Return the ranks with the most bytes of weights and cache; empty if the run is not sharded.
+
+    Args:
+        further: MTP modules on the ranks.
+    """
     if workload.mesh.one or not isinstance(target, Sharded):
         return ()
     held: dict[int, list[int]] = {}
     for row in count_ranks(target, workload, evaluate_formulas(target, workload)).ranks:
         weights = row.stages[""]["weight_bytes"]
         cache = sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
-        held.setdefault(weights + cache, []).extend(row.ranks)
+        for rank in row.ranks:
+            more = (m.stages[""]["weight_bytes"] for m in further.ranks if rank in m.ranks) if further else ()
+            held.setdefault(weights + cache + sum(more), []).append(rank)
     found = tuple(sorted(held[max(held)]))
     check_recounts(binding({rank: size for size, ranks in held.items() for rank in ranks}, found))
     return found

@@ -17,7 +17,7 @@ from costproof.algebra.evaluation import SymbolValues, compile_expression
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.analytic.costs import IN_DTYPE_OF_RUN, CacheShares
-from costproof.estimate.routing import RoutedLayers, prompt_pairs, splits_of
+from costproof.estimate.routing import PROMPT, RoutedLayers, pairs_sent, splits_of
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, FSDP_CP, PLAN, Mesh, shard, stage_layers
 from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED, Metric
@@ -155,8 +155,8 @@ def _padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def mesh_symbols(config: SharedDecoder, workload: Workload, plan: ShardPlan) -> dict[str, int]:
-    """Return the values of ``MESH_SYMBOLS`` for the counted rank; empty on one device."""
+def mesh_symbols(config: SharedDecoder, workload: Workload, plan: ShardPlan, stage: str = PROMPT) -> dict[str, int]:
+    """Return the values of ``MESH_SYMBOLS`` for the counted rank in a stage; empty on one device."""
     mesh = workload.mesh
     if mesh.one:
         return {}
@@ -169,7 +169,7 @@ def mesh_symbols(config: SharedDecoder, workload: Workload, plan: ShardPlan) -> 
     if batches := workload.gathered_batches:
         at = mesh.group(EP_BATCHES, workload.rank).index(workload.rank)
         found |= {"ep_sequences": sum(batches), "ep_next": batches[(at + 1) % len(batches)]}
-    own, splits = mesh.coordinates(workload.rank).ep, splits_of(workload, *_routed_sizes(config))
+    own, splits = mesh.coordinates(workload.rank).ep, splits_of(workload, *_routed_sizes(config), stage)
     for (sends, gets), (sent, got) in zip(_pair_names(config, workload), splits, strict=True):
         found |= {sends: sum(sent) - sent[own], gets: sum(got) - got[own]}
     return found
@@ -182,7 +182,8 @@ def _pair_names(config: SharedDecoder, workload: Workload) -> tuple[tuple[str, s
     """
     if DISPATCH not in workload.inputs:
         return ()
-    every = prompt_pairs(workload, *_routed_sizes(config))
+    stages = (PROMPT, *((STAGES[1],) if workload.new_tokens else ()))
+    every = [*zip(*(pairs_sent(workload, *_routed_sizes(config), stage) for stage in stages), strict=True)]
     ends = ("",) * len(every) if len({*every}) == 1 else tuple(f"_{i}" for i in range(len(every)))
     return tuple((f"text_pairs_sent{end}", f"text_pairs_got{end}") for end in ends)
 
@@ -298,6 +299,11 @@ class Shards:
         return sym(sent), sym(got)
 
     @property
+    def slices(self) -> Size:
+        """Return into how many slices the ranks along ``tp`` divide their tokens to send them; 1 if each has all."""
+        return sym("tp") if self.exchanges and self.mesh.tp > 1 else 1
+
+    @property
     def gathers(self) -> bool:
         """Return whether ranks gather each other's tokens for their experts."""
         return self.mesh.batches > 1 and not self.exchanges
@@ -324,6 +330,8 @@ class Shards:
             return "pp" if role == "text" else "cp"
         if role != "text.layer.experts" or self.mesh.ep == 1:
             return "tp"
+        if self.exchanges and self.mesh.tp > 1:
+            return "tp" if kind == "all_gather" else "ep"
         if self.mesh.batches == 1:
             return "ep"
         return "tp" if kind == "all_reduce" else EP_BATCHES
@@ -1110,11 +1118,13 @@ class Shards:
         skipped = cost * (ranks - 1) // (2 * ranks) if metric == "flops" and self.cp_plan != "ulysses" else 0
         return -skipped, SKIPPED
 
-    def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
-        """Return the dtypes of the tensors in one kind of collective along a mesh axis, in a run in ``dtype``."""
+    def dtypes(self, axis: str, kind: str, dtype: str, role: str = "") -> tuple[str, ...]:
+        """Return the dtypes of the tensors in one kind of collective of a module, in a run in ``dtype``."""
         if axis == "cp" and kind == "all_gather" and not self.by_heads:  # logarithms of sums
             return ("float32",)
-        if axis != EP_BATCHES:
+        if role == "text.layer.experts" and kind == "all_gather" and self.exchanges and self.wide_weights:
+            return ("float32",)
+        if axis != EP_BATCHES and (axis, kind) != ("ep", "all_to_all"):
             return (dtype,)
         gathered = ("int64", *(("float32",) * self.wide_weights))
         return (dtype, *{"all_gather": gathered, "all_to_all": ("int64",)}.get(kind, ()))
@@ -1176,6 +1186,7 @@ class Shards:
         elements, split = call.rows * width, self.plan.split if self.mesh.tp > 1 else frozenset[Part]()
         reduced = {role for role, part in _REDUCED.items() if part in split}
         reduced |= {"text.layer.experts"} if self.mesh.ep > 1 else set()
+        reduced -= {"text.layer.experts"} if self.exchanges else set()
         joint = self.plan.joint and "text.layer.experts" in reduced
         reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
         latent = self.latent and "attention" in split and self.plan.name == OWN
@@ -1266,7 +1277,7 @@ class Shards:
         yield MaskedRows(experts.rows, width, experts.intermediate, b, item, experts.batched)
         if (pairs := self.exchanged(layer)) is not None:
             sizes = call.rows, width, sym("text_topk"), sym("ep"), sym("text_experts")
-            yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b)
+            yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b, self.slices)
         elif self.gathers:
             following = call.rows * (sym("ep_next") / sym("B") if self.uneven else 1)
             yield GatheredTokens(call.rows, call.rows * self.batches, following, width, experts.top_k, b, item)
@@ -1360,6 +1371,8 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
         return "towers and projectors, which the plan leaves whole"
     if part is not None:
         return f"{part}, which the plan leaves whole"
+    if role == "text.further":
+        return "projections of MTP modules"
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
 
 
