@@ -49,6 +49,22 @@ def table(text: str, *heads: str) -> list[dict[str, str]]:
     return [{f"{head}{i}" if heads.count(head) > 1 else head: row[i] for i, head in enumerate(heads)} for row in rows]
 
 
+def printed(text: str, heads: tuple[str, ...], count: int) -> list[dict[int, str]]:
+    """Return so many rows of the table with these heads: each cell by the head that it begins or ends at, or by none's.
+
+    Columns without a head are together one.
+    """
+    lines = [[(m[0], *m.span()) for m in re.finditer(r"\S+(?: \S+)*", line)] for line in text.splitlines()]
+    shown = {head: i for i, head in enumerate(heads) if head}
+    (first,) = (at for at, line in enumerate(lines) if [cell for cell, *_ in line] == [*shown])
+    at = {place: shown[head] for head, *ends in lines[first] for place in zip(("from", "to"), ends, strict=True)}
+    none = heads.index("") if "" in heads else -1
+    return [
+        {at.get(("from", start), at.get(("to", end), none)): cell for cell, start, end in line}
+        for line in lines[first + 1 : first + 1 + count]
+    ]
+
+
 def named(text: str, world: int) -> set[int]:
     """Return the ranks that a text names: ``all``, or ``0 to 3, 7``."""
     if text == "all":
@@ -514,3 +530,24 @@ def test_metrics_without_copies_are_named(tmp_path: Path) -> None:
     )
     assert left == "stored bytes, FLOPs"
     assert not {"stored bytes", "FLOPs"} & {*explained.split(", ")}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("roofline", "--tp", "4", "--dp", "2", "--on", "2x4xh100-sxm"),
+        ("fits", "--tp", "4", "--dp", "2", "--memory", "400kB"),
+        ("fits", "--on", "4xh100-sxm", "--memory", "400kB"),
+    ],
+    ids=["roofline", "fits", "tried"],
+)
+def test_a_terminal_has_the_cells_of_markdown(command: tuple[str, ...], tmp_path: Path) -> None:
+    """Each row of each table has the same cells below the same heads."""
+    name, *options = command
+    of_run = configured(tmp_path, SMALL)
+    line = ("-q", name, f"{of_run[0]}@chat,batch=3,text_tokens=8,new_tokens=3", *of_run[1:], *options)
+    text = costproof(*line, "-f", "text", cwd=tmp_path, columns=400).stdout
+    found = tables(costproof(*line, "-f", "md", cwd=tmp_path).stdout)
+    for head, rows in found:
+        assert printed(text, head, len(rows)) == [{i: cell for i, cell in row.items() if cell} for row in rows]
+    assert len(found) >= (1 if "--on" in command and name == "fits" else 3)
