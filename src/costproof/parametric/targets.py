@@ -248,7 +248,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         run = replace(workload, inputs={**inputs, RANK: workload.rank % (mesh.world // mesh.pp)})
         values = {(c.stage, c.id): c.symbols for c in target.invocations(run)}
         undivided = _rank_costs(_terms(stored_formulas(target, run)), counted, values, config)
-    held, done = _by_terms(one, sharing)
+    held, done = sharing.by_terms()
     copies = (*_duplicates(one, workload, sharing),)
     stored = sum(d.amount for d in copies if (d.stage, d.metric) == ("", "weight_bytes"))
     stored += one.total("weight_bytes") or 0
@@ -553,22 +553,6 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
                 yield Duplicate(why, stage, metric, amount, bytes_of(metric, amount))
 
 
-def _by_terms(one: Ledger, sharing: Sharing) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
-    """Return the metrics of memory and of work whose duplicates follow from formulas at a rank's own sizes.
-
-    Some formats (bitsandbytes) pack tensors to a number of bytes that no formula in the sizes gives: such a formula
-    has the bytes of the run's dtype replaced by that number, and is negative without any sizes.
-    """
-    held, done = sharing.by_terms()
-    packed = {
-        metric
-        for metric in held
-        for expr in {n.exprs[metric] for n in bearing(one.nodes, metric) if metric in n.exprs}
-        if evaluate(expr, {name: int(name == "b") for name in free_symbols(expr)}) < 0
-    }
-    return tuple(metric for metric in held if metric not in packed), done
-
-
 def _of_terms(
     target: Sharded, one: Ledger, workload: Workload, sharing: Sharing, duplicates: Sequence[Duplicate], stored: int
 ) -> Iterator[Duplicate]:
@@ -586,7 +570,7 @@ def _of_terms(
     alone = _values(target, replace(workload, inputs=_of_one(workload)))
     ranks = [r for r in range(mesh.world // mesh.pp) if not mesh.coordinates(r).tp]
     each = [_values(target, replace(workload, inputs={**workload.inputs, RANK: r})) for r in ranks]
-    held, done = _by_terms(one, sharing)
+    held, done = sharing.by_terms()
     common = {**config, **shared_values(alone.values())}
 
     def known(stage: str, call: str) -> list[SymbolValues]:
