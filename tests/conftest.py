@@ -6,10 +6,12 @@ import gc
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -91,6 +93,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether everything is counted in every way."""
     return bool(request.config.getoption("--thorough"))
+
+
+@pytest.fixture
+def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """As pytest's own, and modules that were first imported meanwhile do not keep what was put in place of a function.
+
+    Commands are imported when they run: ``from costproof.x import f`` in one of them would bind the replacement of
+    ``f`` for all later tests of the process.
+    """
+    before = set(sys.modules)
+    yield monkeypatch
+    modules = [(m, name, old) for m, name, old in monkeypatch._setattr if isinstance(m, ModuleType)]
+    replaced = [(name, vars(m)[name], old) for m, name, old in modules if name in vars(m)]
+    for late in [sys.modules[n] for n in sys.modules.keys() - before if n.startswith("costproof.")]:
+        for name, new, old in replaced:
+            if name in vars(late) and vars(late)[name] is new:
+                setattr(late, name, old)
 
 
 @pytest.fixture

@@ -238,7 +238,8 @@ def op(name: str, *dtypes: str, out: str, **attrs: Any) -> OpCall:
         (op("aten.mm", "int8", "int32", out="int32"), "other"),
         (op("aten.linear", "float32", "float32", out="float32", autocast="bfloat16"), "bfloat16"),
         (op("aten.mm", "complex64", "complex64", out="complex64"), "float32"),
-        (op("aten.mm", "float4_e2m1fn_x2", "bfloat16", out="bfloat16"), "other"),
+        (op("aten.mm", "float4_e2m1fn_x2", "float4_e2m1fn_x2", out="bfloat16"), "float4"),
+        (op("aten.mm", "float6_e3m2", "bfloat16", out="bfloat16"), "other"),
     ],
     ids=str,
 )

@@ -28,6 +28,7 @@ N: Final = r"(\d[\d,]*(?:\.\d+)?(?:e\d+)?)"
 DTYPES: Final = {
     "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "fp8": "float8",
     "tf32": "tf32", "fp32": "float32", "fp64": "float64", "int8": "int8",
+    "fp4": "float4",
 }  # fmt: skip
 KEYS: Final[list[tuple[str, str, int | Fraction]]] = [
     ("bandwidth", rf"memory_bw={N}", G),
@@ -123,11 +124,12 @@ def peak_in(name: str, what: str, text: str, others: str) -> Fraction | None:
             raw, scaled, rate = found.groups()
             return number(scaled) * T if scaled else number(raw or rate)
     titles = cells(next((line for line in others.splitlines() if line.startswith("Accelerator \\ ")), ""))
-    short = {"bfloat16": "bf16", "float16": "fp16", "float8": "fp8"}.get(dtype, dtype)
+    short = {"bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "float4": "fp4"}.get(dtype, dtype)
     if len(row) == len(titles) and short in titles and row != titles and "TFLOPS" in titles[0]:
         return number(row[titles.index(short)]) * T
     label = re.match(
-        r"(?:Peak |.*Производительность )?(Matrix |Vector )?(BFLOAT16|[BT]?F[P]?(?:8|16|32|64))(?= |:)( Tensor)?", text
+        r"(?:Peak |.*Производительность )?(Matrix |Vector )?(BFLOAT16|[BT]?F[P]?(?:4|8|16|32|64))(?= |:)( Tensor)?",
+        text,
     )
     if label is None:
         found = re.search(rf"\(bf16\) \| {N} TFLOPs", text) if dtype == "bfloat16" else None
@@ -186,6 +188,7 @@ OTHERWISE: Final[dict[tuple[str, str], set[int]]] = {
     ("l40s", "float16 dense matrix"): {362 * TF},
     ("mi355x", "float16 dense matrix"): {2500 * TF},
     ("mi355x", "float8 dense matrix"): {5000 * TF},
+    ("mi355x", "float4 dense matrix"): {10_000 * TF},
     ("tpu-v5e", "bandwidth"): {820 * 10**9},
     ("tpu-v6e", "bandwidth"): {1640 * 10**9},
     ("tpu-v6e", "bfloat16 dense matrix"): {920 * TF},

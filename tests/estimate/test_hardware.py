@@ -308,7 +308,7 @@ def test_a_piece_of_work_is_timed_often_enough_and_long_enough(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "tf32", "bfloat16", "float16", "float8"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "tf32", "bfloat16", "float16", "float8", "float4"])
 def test_every_device_bounds_every_dtype_or_says_how_to(name: str, dtype: str) -> None:
     found = api.machine(name)
     known = {p.dtype: p.flops for p in found.peaks if p.sparsity == "dense" and p.unit == "matrix"}
@@ -317,7 +317,7 @@ def test_every_device_bounds_every_dtype_or_says_how_to(name: str, dtype: str) -
         with pytest.raises(BadInput, match="--math"):
             roof(found, dtype)
         return
-    if dtype == "float8" and dtype not in known:
+    if dtype not in known and (dtype == "float4" or (dtype == "float8" and "float4" not in known)):
         with pytest.raises(BadInput, match=f"one of {next(iter(known))}"):
             roof(found, dtype)
         return
@@ -325,7 +325,7 @@ def test_every_device_bounds_every_dtype_or_says_how_to(name: str, dtype: str) -
     if dtype in known | vector:
         assert (of.dtype, of.flops) == (dtype, max(d[dtype] for d in (known, vector) if dtype in d))
     else:
-        widest_first = ["float64", "float32", "tf32", "bfloat16", "float16", "float8"]
+        widest_first = ["float64", "float32", "tf32", "bfloat16", "float16", "float8", "float4"]
         assert of.flops == known[of.dtype]
         assert widest_first.index(of.dtype) > widest_first.index(dtype) or {of.dtype, dtype} == {"bfloat16", "float16"}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import machine
 from costproof.estimate.roofline import ROOFLINE, Roofline, UnpackingTime, roofline_in
 from costproof.ledger.errors import Problems
@@ -24,7 +25,9 @@ LINEAR = 2 * HIDDEN * HIDDEN + 2 * KV * HIDDEN + 3 * INNER * HIDDEN
 """Weights of the linear layers of a layer."""
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
 PEAK = {"float8": 1979 * 10**12, "bfloat16": 989 * 10**12}
+PEAK_B200 = {"float4": 9000 * 10**12, "bfloat16": 2250 * 10**12}
 VECTOR = 67 * 10**12
 """Float32 of the vector units of an H100 SXM, by its data sheet."""
 
@@ -117,6 +120,35 @@ def test_a_device_without_fp8_unpacks(tmp_path: Path) -> None:
     assert found.dtype == "bfloat16"
     assert any("weights are unpacked and multiplied in bfloat16" in note for note in found.notes)
     assert {own.flops for own in found.unpacking} == {None}, "the work of the format is not what such a device runs"
+
+
+def test_nvfp4_multiplies_in_four_bits_where_the_device_does(tmp_path: Path) -> None:
+    linear, rest = 2 * LAYERS * LINEAR, 2 * HIDDEN * VOCABULARY
+    found = bounds(tmp_path, NVFP4, "b200-sxm")
+    step = decode(found).modules
+    attention = step.flops - linear - rest
+    assert step.least == {"float4": linear, "bfloat16": rest + attention}
+    seconds = Fraction(linear, PEAK_B200["float4"]) + Fraction(rest + attention, PEAK_B200["bfloat16"])
+    assert (Fraction(step.compute_s), found.notes) == (seconds, ())
+    # An H100 has no units for it: four bits are unpacked, and 16 multiplied.
+    on_h100 = bounds(tmp_path, NVFP4)
+    assert decode(on_h100).modules.least is None, "all in one dtype"
+    assert Fraction(decode(on_h100).modules.compute_s) == Fraction(linear + rest + attention, PEAK["bfloat16"])
+    assert any("no peak of float4: weights are unpacked and multiplied in bfloat16" in note for note in on_h100.notes)
+
+
+@pytest.mark.parametrize(("on", "said"), [("b200-sxm", True), ("h100-sxm", False)])
+def test_mxfp4_says_what_bounds_other_kernels(on: str, said: bool) -> None:
+    found = roofline("gpt-oss-20b@chat,text_tokens=4,new_tokens=1", on=on)
+    assert any("--math float8" in note for note in found.notes) is said
+    assert found.dtype == "bfloat16"
+
+
+def test_unpacking_leaves_other_products_their_usual_dtype() -> None:
+    """Float32 convolutions run in TF32 also where the format of weights is unpacked."""
+    of = Arithmetic("bfloat16", unpacked=frozenset({"float8"}))
+    kinds = {"conv2d": {"flops": 6, "float32_flops": 6}, "mm": {"flops": 4, "float8_flops": 4}}
+    assert of.of_kinds(kinds).least == {"tf32": 6, "bfloat16": 4}
 
 
 def test_a_step_of_gpt_oss_by_hand() -> None:

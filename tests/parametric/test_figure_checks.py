@@ -123,7 +123,7 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         _fits("gpt-oss-20b@chat,text_tokens=12"),
     ),
     "products in the dtype of the weights": (
-        _after(roofline_module, "arithmetic_of", lambda of: (replace(of[0], instead={"float8": "float16"}), of[1])),
+        _after(estimate_module, "arithmetic_of", lambda of: (replace(of[0], instead={"float8": "float16"}), of[1])),
         _roofline("deepseek-v3@chat,text_tokens=4,new_tokens=1,layers=4"),
     ),
     "kept FLOPs of all scores": (
@@ -288,7 +288,7 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         _roofline(OSS, routing="uniform"),
     ),
     "float8 without a peak": (
-        (roofline_module, "replace", lambda of, **changed: of if "instead" in changed else replace(of, **changed)),
+        _after(estimate_module, "arithmetic_of", lambda of: (replace(of[0], unpacked=frozenset()), of[1])),
         lambda: costproof.roofline("deepseek-v3@chat,text_tokens=4,new_tokens=1,layers=4", on="a100-sxm-80gb"),
     ),
     "payload for what is sent": (

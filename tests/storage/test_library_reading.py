@@ -278,12 +278,16 @@ FP8_INPUTS = {"weights": {"type": "float"}, "input_activations": {"num_bits": 8}
          {"int8"}),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {"weights": {"num_bits": 4}}}},
          {"other"}),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {
+            "weights": {"type": "float", "num_bits": 4}}}}, {"float8"}),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": FP8_INPUTS | {
+            "weights": {"type": "float", "num_bits": 4}, "input_activations": {"num_bits": 4}}}}, {"float4"}),
         ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8DynamicActivationInt8WeightConfig"}}},
          {"int8"}),
         ({"quant_method": "bitsandbytes", "load_in_4bit": 1, "load_in_8bit": True}, {""}),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"int8"}),
-        ({"quantization": {"quant_algo": "NVFP4"}}, {"other"}),
-        ({"quant_method": "fp8", "expert_dtype": "fp4"}, {"float8", ""}),
+        ({"quantization": {"quant_algo": "NVFP4"}}, {"float4"}),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, {"float8"}),
         ({"quant_method": "fp8", "expert_dtype": "fp8"}, {"float8"}),
         ({"bits": 4, "group_size": 64}, None),
     ],

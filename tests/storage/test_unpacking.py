@@ -57,9 +57,6 @@ UNPACKED: list[tuple[Format, int, int, int]] = [
     (FourBit("nf4", nested=True), 130, 33, 130 * 33 + 2 * 68),
     # Two blocks a row, the second with 24 numbers of padding; a power of two for each.
     (Mxfp4(), 3, 40, 3 * 2 * (32 + 1)),
-    # Two scales a row, the second of eight numbers; in float32 they are the factors.
-    (Fp4(model_type="deepseek_v4"), 3, 40, 3 * (40 + 2)),
-    (Fp4(powers=False), 3, 40, 3 * 40),
     (CompressedTensors("mxfp4-pack-quantized", 4, True, "group", 32), 3, 64, 3 * 64 + 3 * 2),
     # Each scale is divided by that of the matrix.
     (NVFP4, 3, 32, 3 * 32 + 3 * 2),
@@ -72,6 +69,10 @@ SCALED: list[tuple[Format, int, int, int]] = [
     (Fp8((4, 8), powers=True), 6, 20, 3 * (3 * 20 + 3 * 4 + 3 * (2 + 1) * 6)),
     (Fp8((4, 8), powers=True, model_type="deepseek_v4"), 6, 20, 3 * (3 * 20 + 3 * 4 + 3 * (2 + 1) * 6)),
     (Fp8((4, 8), static=True), 6, 20, 3 * (20 + 3 * (1 + 1) * 6 + 6)),
+    # Two scales of inputs, the second of 12 columns, each with a logarithm, a ceiling and a power; five partial sums,
+    # of 32 columns and of the last 12.
+    (Fp4(model_type="deepseek_v4"), 6, 140, 3 * (3 * 140 + 2 * 4 + 3 * 5 * 6)),
+    (Fp4(powers=False), 6, 140, 3 * (3 * 140 + 2 + 3 * 5 * 6)),
     # One scale a row and two products for each result.
     (Fp8(None), 6, 20, 3 * (3 * 20 + 1 + 2 * 6)),
     (Fp8(None, static=True), 6, 20, 3 * (20 + 2 * 6)),

@@ -301,8 +301,6 @@ _UNPACKING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
     formats.Mlx: lambda of, m: 2 * m.o * m.i,  # mlx.core.dequantize: scale x + offset
     # OCP Microscaling formats 1.0, section 5.2: 2^e for each block of 32, and a product for each number in it.
     formats.Mxfp4: lambda of, m: 33 * m.o * _up(m.i, 32),
-    # The same for columns two in a byte, of which the last block may have fewer; a float32 scale is a factor already.
-    formats.Fp4: lambda of, m: m.o * m.i + (m.o * _up(m.i, 32) if of.powers else 0),
     formats.FourBit: _of_nf4, formats.TorchaoInt4: _of_tinygemm, formats.CompressedTensors: _of_compressed,
 }  # fmt: skip
 """Functions that return the vector FLOPs of unpacking a matrix, by class of the format."""
@@ -338,6 +336,14 @@ def _of_fp8(of: formats.Fp8, m: MatrixShape) -> Size:
     return inputs + (2 * m.o if of.block is None else 3 * m.o * across)
 
 
+def _of_fp4(of: formats.Fp4, m: MatrixShape) -> Size:
+    """Return the FLOPs of inputs with a scale per 128 columns, and of partial sums of 32 columns: two scales, one sum.
+
+    Source: DeepSeek's inference code, ``act_quant`` and ``fp4_gemm``.
+    """
+    return _dynamic(m, scales=(4 if of.powers else 1) * _up(m.i, 128)) + 3 * m.o * _up(m.i, 32)
+
+
 def _of_compressed_inputs(of: formats.CompressedTensors, m: MatrixShape) -> Size | None:
     """Return the FLOPs of inputs with a scale per row or, in NVFP4, per group; ``None`` for other, unknown ones.
 
@@ -367,7 +373,7 @@ def _of_torchao_inputs(of: formats.TorchaoEightBit, m: MatrixShape) -> Size | No
 
 
 _SCALING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
-    formats.Fp8: _of_fp8,
+    formats.Fp8: _of_fp8, formats.Fp4: _of_fp4,
     formats.ModelOptFp8: lambda of, m: m.i + 2 * m.o,
     # LLM.int8(), equation 8: row and column constants, and 1 / 127²; outlier columns depend on the data.
     formats.LlmInt8: lambda of, m: _dynamic(m, rounded=True) + 3 * m.o,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -22,6 +22,9 @@ ByDtype = dict[str, int]
 """FLOPs by dtype of the multiplication."""
 INT8: Final = "int8"
 OTHER: Final = ARITHMETIC[-1]
+FLOAT4: Final = "float4"
+UNPACKED_DTYPES: Final = ("float8", FLOAT4)
+"""Dtypes of formats that engines unpack to the dtype of the run on a device that does not multiply in them."""
 CONVOLUTION: Final = "tf32"
 """Name of the arithmetic that torch uses by default for float32 convolutions and recurrent layers."""
 FUSED: Final = "three of tf32"
@@ -70,9 +73,12 @@ class Arithmetic:
     """Dtype whose peak is used instead of a dtype's, for all operators, by dtype; ``None``: torch's defaults."""
     kept: bool = False
     """Whether the counts have the FLOPs without masked scores."""
+    unpacked: frozenset[str] = frozenset()
+    """Dtypes of formats in which the device does not multiply: factors are unpacked to the dtype of the run."""
 
     def named(self, dtype: str, kind: str) -> str:
         """Return the dtype whose peak rate bounds an operator of this kind."""
+        dtype = self.run if dtype in self.unpacked else dtype
         if self.instead is not None:
             return self.instead.get(dtype, dtype)
         if dtype != "float32":
@@ -124,7 +130,9 @@ class Arithmetic:
         return sum_work(self.of_kinds(kinds) for kinds in folded.rows.get(stage, {}).values())
 
 
-def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Arithmetic, str]:
+def arithmetic_of(
+    folded: Folded, run: str, math: str | None = None, unknown: Collection[str] = ()
+) -> tuple[Arithmetic, str]:
     """Return the arithmetic of a run, and the dtype in which most of its floating-point FLOPs multiply.
 
     If most FLOPs multiply integers, that is the dtype of the run.
@@ -133,14 +141,18 @@ def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Ar
         folded: the counts.
         run: the dtype of the run.
         math: replaces the dtype of most FLOPs.
+        unknown: dtypes of which the device has no peak; without ``math``, those of formats are unpacked.
     """
     kept = KEPT_FLOPS in folded.metrics
     plain = Arithmetic(run, folded.bounds, {}, kept)
     most = Counter(sum_work(plain.of_stage(folded, stage) for stage in folded.stages).full)
+    unpacked = frozenset(one for one in UNPACKED_DTYPES if math is None and most[one] and one in unknown)
+    for one in unpacked:
+        most[run] += most.pop(one)
     main = max(most, key=lambda dtype: (most[dtype], dtype == run), default=run)
     main = run if main in (INT8, OTHER) else main  # which few devices have a peak of
     return (
-        (Arithmetic(run, folded.bounds, None, kept), main)
+        (Arithmetic(run, folded.bounds, None, kept, unpacked), main)
         if math is None
         else (Arithmetic(run, folded.bounds, {main: math}, kept), math)
     )

@@ -56,7 +56,8 @@ class DevicePeak:
     """The peak rate of one kind of execution unit."""
 
     dtype: str
-    """Dtype of the factors: ``bfloat16``, ``float16``, ``float8``, ``int8``, ``tf32``, ``float32``, ``float64``."""
+    """Dtype of the factors: ``bfloat16``, ``float16``, ``float8``, ``float4``, ``int8``, ``tf32``, ``float32``,
+    ``float64``."""
     flops: int
     """FLOP per second, 2 per multiply-accumulate."""
     sparsity: Sparsity
@@ -147,11 +148,12 @@ class Device:
 
 
 NARROWER: Final[dict[str, tuple[str, ...]]] = {
-    "float64": ("tf32", "bfloat16", "float16", "float8"),
-    "float32": ("tf32", "bfloat16", "float16", "float8"),
-    "tf32": ("bfloat16", "float16", "float8"),
-    "bfloat16": ("float16", "float8"),
-    "float16": ("bfloat16", "float8"),
+    "float64": ("tf32", "bfloat16", "float16", "float8", "float4"),
+    "float32": ("tf32", "bfloat16", "float16", "float8", "float4"),
+    "tf32": ("bfloat16", "float16", "float8", "float4"),
+    "bfloat16": ("float16", "float8", "float4"),
+    "float16": ("bfloat16", "float8", "float4"),
+    "float8": ("float4",),
 }
 """Dtypes whose peak is at least as high as a dtype's, nearest first, by dtype.
 

@@ -25,7 +25,16 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Final, Literal
 
-from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic, ByDtype, DtypeWork, dtypes
+from costproof.estimate.arithmetic import (
+    CONVOLUTION,
+    FLOAT4,
+    FUSED,
+    Arithmetic,
+    ByDtype,
+    DtypeWork,
+    arithmetic_of,
+    dtypes,
+)
 from costproof.estimate.hardware import LARGEST_FIGURE, Device
 from costproof.estimate.links import LinkBounds
 from costproof.estimate.routing import Routing, TouchedExperts
@@ -412,6 +421,32 @@ def roof(device: Device, dtype: str) -> Roof:
         peaks[CONVOLUTION], peaks[FUSED] = max(own, tf32), max(own, -(-tf32 // 3))
     peaks.pop(dtype, None)
     return Roof(peak.flops, device.bandwidth.value, peak.dtype, dtype, peaks)
+
+
+def device_arithmetic(
+    device: Device, folded: Folded, run: str, math: str | None, quantised: Mapping[str, str]
+) -> tuple[Arithmetic, str, tuple[str, ...]]:
+    """Return the arithmetic of a run on a device, the dtype of most products, and notes on what kernels may do.
+
+    Args:
+        device: the device.
+        folded: the counts.
+        run: the dtype of the run.
+        math: the dtype of most products, if the user names it.
+        quantised: the formats of the target's weights and cache.
+    """
+    unknown = {dtype for dtype in ARITHMETIC if device.bounding_peak(dtype) is None}
+    arithmetic, main = arithmetic_of(folded, run, math, unknown)
+    notes = []
+    if arithmetic.unpacked:
+        lacking = " or ".join(sorted(arithmetic.unpacked))
+        notes.append(f"{device.name} has no peak of {lacking}: weights are unpacked and multiplied in {run}")
+    if math is None and "mxfp4" in quantised.get("weights", "") and device.peak(FLOAT4) is not None:
+        notes.append(
+            f"weights in mxfp4 are unpacked and multiplied in {run}; a kernel that quantises inputs to eight bits is "
+            "bounded by --math float8"
+        )
+    return arithmetic, main, tuple(notes)
 
 
 def unpacking_time(device: Device, stage: str, flops: int | None) -> UnpackingTime:

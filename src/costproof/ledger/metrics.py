@@ -192,9 +192,9 @@ SKIPPABLE: Final[Metric] = "skippable_flops"
 SPARED: Final[Metric] = "skippable_bytes"
 SPARED_AT_FLOOR: Final[Metric] = "skippable_floor_bytes"
 IN_FLOAT32: Final[Metric] = "float32_flops"
-ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "int8", "other")
+ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "float4", "int8", "other")
 """Dtypes of multiplications, slowest first; ``other``: integers except int8, and dtypes that no device file lists."""
-OF_FORMATS: Final[tuple[Metric, ...]] = ("float8_flops", "int8_flops", "other_flops")
+OF_FORMATS: Final[tuple[Metric, ...]] = ("float8_flops", "float4_flops", "int8_flops", "other_flops")
 """FLOP metrics of dtypes that only formats of quantised weights may bring."""
 OF_BOUNDS: Final[dict[Metric, str]] = {
     SKIPPABLE: "kept FLOPs that another algorithm for the same result leaves out: overlapping taps of a convolution, "

@@ -174,17 +174,24 @@ def arithmetic_recounts(
             other = {one: costs.get(f"{one}_flops") or 0 for one in ARITHMETIC if counts.bounds}
             flops.update(other)
             flops[run] += (costs.get("flops") or 0) - sum(other.values())
+    unpacked = set[str]()
+    for one in ("float8", "float4"):
+        if math is None and flops[one] and device.bounding_peak(one) is None:
+            unpacked.add(one)
+            flops[run] += flops.pop(one)
     most = [one for one, n in flops.items() if n == max(flops.values())]
     main = run if {run, "int8", "other"}.intersection(most) else most[0]
-    unpacked = math is None and main == "float8" and device.bounding_peak(main) is None
-    chosen = math or (run if unpacked else main)
-    instead = {main: chosen} if math is not None or unpacked else None
+    chosen = math or main
+    instead = None if math is None else {main: math}
+    yield Recount("", "dtypes of formats without a peak", "are unpacked", arithmetic.unpacked == unpacked, True)
     yield Recount("", f"most products are in {dtype}", "is the largest sum of FLOPs", dtype == chosen, True)
     yield Recount("", "the peak instead of another", "is that of the setting", arithmetic.instead == instead, True)
 
 
 def _named_again(arithmetic: Arithmetic, dtype: str, kind: str) -> str:
     """Return again the dtype whose peak bounds the products of an operator kind."""
+    if dtype in arithmetic.unpacked:
+        dtype = arithmetic.run
     if arithmetic.instead is not None:
         return arithmetic.instead.get(dtype, dtype)
     if dtype == "float32" and (
@@ -341,12 +348,13 @@ def _clocks(work: WorkBound, of: Roof) -> tuple[Fraction, Fraction] | None:
     )
 
 
-def unpacked_recounts(counts: Folded, run: StageBound, dtype: str) -> Iterator[Recount]:
-    """Yield a check that the dtype of most matrix products has a peak, since others take no time in the bound."""
-    rows = [costs for parts in counts.rows.values() for kinds in parts.values() for costs in kinds.values()]
-    ours, every = (sum(costs.get(metric) or 0 for costs in rows) for metric in (f"{dtype}_flops", "flops"))
-    if 2 * ours > every:
-        yield Recount("", f"products in {dtype}, without a peak", "flops", (run.modules.least or {}).get(dtype, 0), 0)
+def unpacked_recounts(run: StageBound, device: Device) -> Iterator[Recount]:
+    """Yield checks that products in dtypes of formats have a peak, since others take no time in the bound."""
+    for dtype in ("float8", "float4"):
+        if device.bounding_peak(dtype) is None:
+            yield Recount(
+                "", f"products in {dtype}, without a peak", "flops", (run.modules.least or {}).get(dtype, 0), 0
+            )
 
 
 def sent_recounts(counts: Folded, found: int | None) -> Iterator[Recount]:

@@ -42,6 +42,7 @@ from costproof.estimate.roofline import (
     ThresholdPoint,
     bounds,
     choose_source,
+    device_arithmetic,
     peaks_of,
     roof,
     unpacking_time,
@@ -78,7 +79,6 @@ from costproof.parametric.time_checks import (
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, baseline_by_formulas, check_counted, is_without_formulas, read_on_devices
 
-FLOAT8: Final = "float8"
 ATTENTION: Final = "attention"
 """Operator kind of the matrix products of attention in formulas."""
 MIXING: Final = frozenset({"mlp", "experts"})
@@ -138,13 +138,9 @@ def roofline(
     run_dtype, notes, shared = side.workload.dtype, side.notes, _sharing(side.workload)
     if shared > 1:
         folded, notes = _mean_counts(folded, side.workload), (*notes, _MEAN)
-    arithmetic, dtype = arithmetic_of(folded, run_dtype, math)
-    if math is None and dtype == FLOAT8 and device.bounding_peak(FLOAT8) is None:
-        # Engines unpack the weights on a device that does not multiply in eight bits.
-        arithmetic, dtype = replace(arithmetic, instead={FLOAT8: run_dtype}), run_dtype
-        notes = (*notes, f"{device.name} has no peak of {FLOAT8}: weights are unpacked and multiplied in {run_dtype}")
+    arithmetic, dtype, said = device_arithmetic(device, folded, run_dtype, math, side.target.quantised)
     check_recounts(arithmetic_recounts(folded, run_dtype, math, device, (arithmetic, dtype)))
-    notes += ((_GATHERED,) if mesh.fsdp > 1 else ()) + ((EQUAL_BATCHES,) if mesh.batches > 1 else ())
+    notes += said + ((_GATHERED,) if mesh.fsdp > 1 else ()) + ((EQUAL_BATCHES,) if mesh.batches > 1 else ())
     if microbatches is not None or schedule is not None:
         notes = (*notes, _bubble(side, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)
@@ -165,8 +161,8 @@ def roofline(
         check_recounts(touched_recounts(ledger, sizes, experts, before, folded, routing))
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
     check_recounts(clock_recounts(of, folded, run, stages, parts, arithmetic, routed=kind != "bound"))
-    if math is None and device.bounding_peak(FLOAT8) is None:
-        check_recounts(unpacked_recounts(folded, run, FLOAT8))
+    if math is None:
+        check_recounts(unpacked_recounts(run, device))
     links = None
     if not mesh.one:
         (rates, why), sent = link_rates(devices, mesh), folded.total("comm_bytes")
@@ -197,7 +193,13 @@ def roofline(
     if stored and read.target is not None and not other:
         check_recounts(stored_work_recounts(read.target, side.workload, folded))
     # Another routing reads other experts, ranks share them unevenly, and another arithmetic needs other work.
-    has_work = not other and shared == 1 and arithmetic.instead is None and UNPACKING in folded.metrics
+    has_work = (
+        not other
+        and shared == 1
+        and arithmetic.instead is None
+        and not arithmetic.unpacked
+        and UNPACKING in folded.metrics
+    )
     works = ((s.id, folded.total(UNPACKING, s.id) if has_work else None) for s in stages)
     unpacking = tuple(unpacking_time(device, *work) for work in works) if stored else ()
     same = (arithmetic, dtype) == arithmetic_of(folded, run_dtype, math)

@@ -145,22 +145,31 @@ def _scale_name(model_type: str) -> str:
 
 FP4_GROUP: Final = 32
 """Number of columns that share a scale in the experts of DeepSeek-V4."""
+FP4_INPUT_GROUP: Final = 128
+"""Number of columns of their inputs that share a scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fp4(Format):
     """FP4 format of experts in an fp8 checkpoint (``expert_dtype``): E2M1, two columns in a byte, scales of 32 columns.
 
-    One expert of a stack is a linear layer here. Inputs stay in the run's dtype, as in the kernels of GPUs without
-    products of four bits by eight (Marlin on Hopper); where a GPU has them, inputs are quantised to fp8.
+    One expert of a stack is a linear layer here. Inputs are quantised to fp8, with a scale for 128 columns.
     """
 
     title: ClassVar[str] = "fp4, scales for groups"
-    source: ClassVar[str] = "headers of DeepSeek-V4-Flash and V4-Pro; transformers FP8Experts with expert_dtype fp4"
+    source: ClassVar[str] = (
+        "headers of DeepSeek-V4-Flash and V4-Pro; transformers FP8Experts with expert_dtype fp4; "
+        "DeepSeek's inference code, fp4_gemm, which multiplies in fp8"
+    )
 
     powers: bool = True
     """Whether scales are powers of two (``scale_fmt``)."""
     model_type: str = ""
+
+    @property
+    def products(self) -> str:
+        """Return the dtype of matrix products: float8, that of inputs, which is the wider one."""
+        return "float8" if self.title else ""
 
     @property
     def scale_dtype(self) -> str:
@@ -260,6 +269,8 @@ class CompressedTensors(Format):
     """Whether inputs have a global scale, in addition to the scales of groups."""
     input_zero: bool = False
     """Whether inputs have a stored zero point."""
+    input_bits: int = 8
+    """Bits of quantised inputs."""
 
     @property
     def title(self) -> str:
@@ -270,12 +281,12 @@ class CompressedTensors(Format):
 
     @property
     def products(self) -> str:
-        """Return the dtype of matrix products if inputs are quantised like weights; empty: weights are unpacked."""
+        """Return the dtype of matrix products, the wider of weights and inputs; empty: weights are unpacked."""
         if not self.inputs or self.layout in ("pack-quantized", "mxfp4-pack-quantized"):
             return ""
-        if self.bits != 8:
-            return "other"
-        return "float8" if self.is_float else "int8"
+        if self.is_float:
+            return {8: "float8", 4: "float4"}.get(max(self.bits, self.input_bits), "other")
+        return "int8" if self.bits == 8 else "other"
 
     @property
     def unit(self) -> tuple[int, int]:
@@ -571,8 +582,8 @@ class Nvfp4(Format):
 
     @property
     def products(self) -> str:
-        """Return the dtype of matrix products: ``other``, for four bits, since inputs have four bits too."""
-        return "other" if self.title else ""
+        """Return the dtype of matrix products: float4, since inputs are quantised too."""
+        return "float4" if self.title else ""
 
     @property
     def unit(self) -> tuple[int, int]:

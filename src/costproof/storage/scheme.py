@@ -833,7 +833,7 @@ def _compressed_format(group: Data, layout: str) -> Format:
         named, bits, is_float, strategy, columns, tuple(block) if strategy == "block" else (0, 0),
         symmetric=weights.get("symmetric") is not False, ordered=order in ("group", "dynamic", "true"),
         inputs="static" if static else "dynamic" if inputs else "", input_levels=levels,
-        input_zero=inputs.get("symmetric") is False,
+        input_zero=inputs.get("symmetric") is False, input_bits=inputs.get("num_bits", 8),
     )  # fmt: skip
 
 

@@ -373,15 +373,6 @@ def _mxfp4(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> Any:
     return (_values(_integers(t["blocks"], 4, 32)) * 2.0 ** (t["scales"].int() - 127).unsqueeze(-1)).flatten(-2)
 
 
-def _fp4(of: formats.Fp4, w: LinearShape, t: Tensors) -> Any:
-    scales = t[of.scale_name]
-    if of.powers:
-        import torch
-
-        scales = 2.0 ** (scales.view(torch.uint8).int() - 127)
-    return _values(_integers(t["weight"], 4, w.columns)) * _spread(scales, formats.FP4_GROUP, w.columns)
-
-
 def _compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     if of.inputs and not of.products:
         raise Incomplete("costproof does not know how inputs are quantised for 16-bit products", got=of.title)
@@ -430,7 +421,7 @@ def _torchao_int4(of: formats.TorchaoInt4, w: LinearShape, t: Tensors) -> Any:
 
 _UNPACK: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
     formats.Gptq: _gptq, formats.Awq: _awq, formats.Mlx: _mlx, formats.FourBit: _four_bit, formats.Mxfp4: _mxfp4,
-    formats.Fp4: _fp4, formats.CompressedTensors: _compressed, formats.TorchaoEightBit: _torchao,
+    formats.CompressedTensors: _compressed, formats.TorchaoEightBit: _torchao,
     formats.TorchaoInt4: _torchao_int4,
 }  # fmt: skip
 """Function by format class that unpacks W [rows, columns], or its transpose, from the stored tensors."""
@@ -478,6 +469,22 @@ def _fp8_product(of: formats.Fp8, w: LinearShape, t: Tensors) -> Any:
     return made, (partial * torch.cat(of_input, -1).unsqueeze(-1) * of_weight).sum(1)
 
 
+def _fp4_product(of: formats.Fp4, w: LinearShape, t: Tensors) -> Any:
+    import torch
+
+    made, of_input = [], []
+    for part in _grouped(t["x"], formats.FP4_INPUT_GROUP):
+        factors = part.abs().amax(-1, keepdim=True) / _LARGEST
+        factors = 2.0 ** factors.log2().ceil() if of.powers else factors
+        made.append(part / factors)
+        of_input.append(factors.squeeze(-1))
+    scales = t[of.scale_name]
+    again = formats.FP4_INPUT_GROUP // formats.FP4_GROUP
+    factors = _spread(torch.cat(of_input, -1), again, scales.shape[1]).unsqueeze(-1)
+    partial = t["y"].unsqueeze(1).expand(-1, scales.shape[1], -1)
+    return made, (partial * factors * scales.float().T).sum(1)
+
+
 def _modelopt_product(of: formats.ModelOptFp8, w: LinearShape, t: Tensors) -> Any:
     return _scaled(t, (t["x"] / t["input_scale"], t["input_scale"]), "weight_scale")
 
@@ -515,7 +522,8 @@ def _torchao_product(of: formats.TorchaoEightBit, w: LinearShape, t: Tensors) ->
 
 
 _SCALE: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
-    formats.Fp8: _fp8_product, formats.ModelOptFp8: _modelopt_product, formats.LlmInt8: _int8_product,
+    formats.Fp8: _fp8_product, formats.Fp4: _fp4_product, formats.ModelOptFp8: _modelopt_product,
+    formats.LlmInt8: _int8_product,
     formats.Nvfp4: lambda of, w, t: _two_levels(t, of.unit[1], "input_scale", "weight_scale_2"),
     formats.CompressedTensors: _compressed_product, formats.TorchaoEightBit: _torchao_product,
 }  # fmt: skip

@@ -89,16 +89,6 @@ def _blocks_of_nf4(of: formats.FourBit, w: LinearShape, t: Tensors) -> Any:
     return _times_block(_made(maxima, w.rows * w.columns, dtype="float32"), maxima, formats.ABSMAX_BLOCK)
 
 
-def _groups_of_experts(of: formats.Fp4, w: LinearShape, t: Tensors) -> Any:
-    import torch
-
-    scales = t[of.scale_name]
-    if of.powers:  # of which E8M0 stores the exponent
-        scales = torch.exp2(scales.view(torch.uint8).to(torch.int32) - 127)
-    numbers = _made(scales, w.rows, w.columns, dtype="bfloat16")
-    return [part.mul(scales[:, i, None]) for i, part in enumerate(numbers.split(formats.FP4_GROUP, dim=1))]
-
-
 def _groups_of_compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     import torch
 
@@ -152,7 +142,6 @@ def _groups_of_tinygemm(of: formats.TorchaoInt4, w: LinearShape, t: Tensors) -> 
 UNPACK_BY_GROUP: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
     formats.Gptq: _groups_of_words, formats.Awq: _groups_of_awq, formats.Mlx: _groups_of_mlx,
     formats.FourBit: _blocks_of_nf4, formats.Mxfp4: _unpack_as_transformers,
-    formats.Fp4: _groups_of_experts,
     formats.CompressedTensors: _groups_of_compressed, formats.TorchaoEightBit: _rows_of_torchao,
     formats.TorchaoInt4: _groups_of_tinygemm,
 }  # fmt: skip
@@ -192,6 +181,20 @@ def _blocks_of_fp8(of: formats.Fp8, w: LinearShape, t: Tensors) -> Any:
     return made, total.mul(t["activation_scale"]) if of.static else total
 
 
+def _groups_of_fp4(of: formats.Fp4, w: LinearShape, t: Tensors) -> Any:
+    import torch
+
+    made, total, of_weight = [], torch.zeros_like(t["y"]), t[of.scale_name].float().unbind(1)
+    for i, part in enumerate(t["x"].split(128, dim=-1)):
+        scale = part.abs().max(dim=-1, keepdim=True).values.div(_LARGEST)
+        if of.powers:
+            scale = torch.exp2(scale.log2().ceil())
+        made.append(part.div(scale))
+        for one in of_weight[4 * i : 4 * i + 4]:  # each of 32 columns
+            total = total.add(torch.empty_like(t["y"]).mul(scale).mul(one))
+    return made, total
+
+
 def _groups_in_four_bits(t: Tensors, size: int, inner: str, outer: str) -> Any:
     made = []
     for part in t["x"].split(size, dim=-1):
@@ -228,7 +231,8 @@ def _rows_of_torchao_inputs(of: formats.TorchaoEightBit, w: LinearShape, t: Tens
 
 
 SCALE_BY_BLOCK: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
-    formats.Fp8: _blocks_of_fp8, formats.LlmInt8: _rows_of_int8, formats.CompressedTensors: _rows_of_compressed,
+    formats.Fp8: _blocks_of_fp8, formats.Fp4: _groups_of_fp4, formats.LlmInt8: _rows_of_int8,
+    formats.CompressedTensors: _rows_of_compressed,
     formats.ModelOptFp8: lambda of, w, t: (t["x"].div(t["input_scale"]),
                                            _results(t["y"], t["input_scale"], t["weight_scale"])),
     formats.Nvfp4: lambda of, w, t: _groups_in_four_bits(t, of.unit[1], "input_scale", "weight_scale_2"),

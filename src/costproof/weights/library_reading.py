@@ -40,11 +40,11 @@ def products_stated(described: str) -> frozenset[str] | None:
     stated = {key: str(value).lower() for key, value in reversed(every) if isinstance(value, (str, bool))}
     if algorithm := stated.get("quant_algo"):
         every_one = {str(value).lower() for key, value in every if key == "quant_algo"} - {"mixed_precision"}
-        known = {"fp8": "float8", "nvfp4": "other"}
+        known = {"fp8": "float8", "nvfp4": "float4"}
         return frozenset(known[one] for one in every_one) if algorithm and every_one <= known.keys() else None
     match stated.get("quant_method", "").replace("_", "-"):
         case "fp8":
-            return frozenset({"float8", ""} if stated.get("expert_dtype") == "fp4" else {"float8"})
+            return frozenset({"float8"})  # also of experts in fp4, whose inputs are in fp8
         case "bitsandbytes":
             four = any(value for key, value in every if key.removeprefix("_") == "load_in_4bit")
             return frozenset({"" if four else "int8"})
@@ -72,8 +72,10 @@ def _of_inputs(group: Settings, usual: str | None) -> str:
     weights, layout = group.get("weights") or {}, group.get("format") or usual
     if not group.get("input_activations") or layout in ("pack-quantized", "mxfp4-pack-quantized"):
         return ""
-    numbers = {"float": "float8", "int": "int8"}.get(weights.get("type") or "int", "other")
-    return numbers if weights.get("num_bits", 8) == 8 else "other"
+    bits = [part.get("num_bits", 8) for part in (weights, group["input_activations"])]
+    if weights.get("type") == "float":
+        return {8: "float8", 4: "float4"}.get(max(bits), "other")
+    return "int8" if bits[0] == 8 else "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +390,7 @@ def _of_compressed(group: Settings, _: str) -> Format:
         symmetric=weights["symmetric"], ordered=order in ("group", "dynamic", "true"),
         inputs=when if group.get("input_activations") else "",
         input_levels=inputs.get("strategy") == "tensor_group" and inputs["dynamic"] is not True,
-        input_zero=not inputs["symmetric"],
+        input_zero=not inputs["symmetric"], input_bits=inputs.get("num_bits", 8),
     )  # fmt: skip
 
 
