@@ -13,7 +13,7 @@ import pytest
 import costproof
 from costproof.algebra.conditions import Condition
 from costproof.estimate.memory import Fits, MemoryLimit
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
@@ -94,6 +94,15 @@ def test_a_limit_of_the_live_peak_is_that_of_a_search_by_graphs(folder: Path, ow
     assert tokens.at is not None
     assert [fit(text_tokens=n) for n in (tokens.at - 1, tokens.at)] == [True, False]
     assert [(p.at, p.bytes <= ROOM) for p in batch.points] == [(batch.at - 1, True), (batch.at, False)]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_live_limit_of_other_bytes_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without the weights: its graphs have other sizes than the limit has."""
+    right = GraphRun.live_limit
+    monkeypatch.setattr(GraphRun, "live_limit", lambda self, setting, lasting, room: right(self, setting, 0, room))
+    with pytest.raises(Bug, match="weights and live peak: bytes at batch"):
+        costproof.fits(f"hf:{folder}/c.json,batch=2,seq-len=10", memory=ROOM)
 
 
 @pytest.mark.usefixtures("one_process")

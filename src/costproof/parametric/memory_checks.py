@@ -62,10 +62,18 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
             yield from _limit(model, held, found, limit)
 
 
-def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | None = None) -> Iterator[Recount]:
+def graph_recounts(
+    found: Fits,
+    model: Target | None = None,
+    counted: Ledger | None = None,
+    peaks: Mapping[tuple[int, int], Mapping[str, int]] | None = None,
+) -> Iterator[Recount]:
     """Yield second counts of the sums and limits of a run without formulas, computed from one another.
 
     A cache has equal parts for all sequences, and grows with a text by no more than at its beginning.
+
+    Args:
+        peaks: peaks of the graphs that were exported for limits, by stage, by (batch, text tokens).
     """
     yield from _parts(found)
     cache, certain, run = found.cache_bytes, found.certain_bytes, found.workload
@@ -89,6 +97,11 @@ def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | N
         slope = Fraction(ends[1].bytes - ends[0].bytes, ends[1].at - ends[0].at) if len(ends) == 2 else None
         for point in ends:
             where = f"bytes at {limit.setting} {point.at}"
+            at = _with(run, limit, point.at)
+            alive = (peaks or {}).get((at.batch, at.text_tokens))
+            if limit.held == _LIVE and alive:
+                most = sum((found.lasting_bytes, found.unpacked_bytes or 0, max(alive.values())))
+                yield Recount("memory", limit.held, where, point.bytes, most)
             affine = slope == grown[limit.setting] or (slope is None and point.at == own)
             if limit.held == "weights and cache" and affine:
                 again = certain + grown[limit.setting] * (point.at - own)
