@@ -13,6 +13,7 @@ from costproof import api
 from costproof.claims import Judgement, catalogue
 from costproof.claims.attention_mistakes import WINDOWS
 from costproof.claims.catalogue import _seen
+from costproof.claims.effects import Mistake
 from costproof.claims.judge import judge_claim
 from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, Formula, PublishedClaim
@@ -291,8 +292,9 @@ def test_a_mistaken_factor_is_found(number: int, metric: Metric, monkeypatch: py
     if metric not in one.metrics or one.cause.startswith("chunk"):
         return
     at = counted("gpt-oss-20b", text_tokens=S, new_tokens=3)
-    stage = "decode" if "full" in one.cause and metric != "kv_cache_bytes" or metric == "kv_read_bytes" else "prefill"
+    stage = "decode" if ("full" in one.cause and metric != "kv_cache_bytes") or metric == "kv_read_bytes" else "prefill"
     judged(at, stage, metric, 1)
+    assert isinstance(one, Mistake)
     changes = tuple(replace(change, factor=_shifted(change.factor)) for change in one.changes)
     table = tuple(replace(one, changes=changes) if i == number else of for i, of in enumerate(WINDOWS))
     monkeypatch.setattr(catalogue, "WINDOWS", table)

@@ -204,7 +204,7 @@ def test_a_description_that_is_not_looked_for_is_found(
 
 
 def test_what_describes_no_weights(tmp_path: Path) -> None:
-    """A codec has quantisers, logs have quantiles, other models have configurations, and 16 bits are no quantisation."""
+    """A codec has quantisers, logs have quantiles, other models have configurations, and 16 bits are plain."""
     named = {"eval_quantiles.json": {"weights": 1}, "Qwen-quantized.json": {"model_type": "qwen2", "bits": 4},
              "quant_log.json": {"perplexity": 5.5}}  # fmt: skip
     for name, data in named.items():

@@ -195,8 +195,8 @@ def test_a_mistake_in_the_mtp_module_is_found(
 
 
 @pytest.mark.parametrize(("left", "source"), [
-    ("attn_hc", "static"), ("ffn_hc", "static"), ("hc_head", "static"), ("sinks", "static"), ("position_bias", "static"),
-    ("sinks", "dynamic"), ("position_bias", "dynamic"), ("", "dynamic"),
+    ("attn_hc", "static"), ("ffn_hc", "static"), ("hc_head", "static"), ("sinks", "static"),
+    ("position_bias", "static"), ("sinks", "dynamic"), ("position_bias", "dynamic"), ("", "dynamic"),
 ])  # fmt: skip
 def test_what_files_have_in_float32_is_counted_again(
     left: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +211,7 @@ def test_what_files_have_in_float32_is_counted_again(
 
 
 @pytest.mark.parametrize(("old", "new", "where"), [
-    ('{name}.weight", dtype, (width,)) for name in others', '{name}.weight", "F32", (width,)) for name in others', "enorm"),
+    ('{name}.weight", dtype, (width,)) for', '{name}.weight", "F32", (width,)) for', "enorm"),
     ("yield replace(tensor, name=layer + part", 'yield replace(tensor, dtype="F32", name=layer + part', "attn.wq_a"),
     ("yield replace(tensor, name=layer + part",
      'yield replace(tensor, dtype="BF16" if tensor.stands_for else tensor.dtype, name=layer + part', "attn.wq_a"),

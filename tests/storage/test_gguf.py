@@ -179,7 +179,6 @@ def test_a_mistake_in_the_sections_is_found(old: str, new: str, alignment: int |
         planted(headers, "gguf_sections", old, new)(file)
 
 
-
 def test_a_block_of_intermediate_results_is_that_of_ggml() -> None:
     """ggml-common.h: ``sizeof(block_q8_1) == 2*sizeof(ggml_half) + QK8_1``, where QK8_1 is 32."""
     assert BLOCKS_OF_TYPES["Q8_1"] == (32, 2 * 2 + 32)

@@ -219,7 +219,7 @@ def test_a_mistake_in_the_module_for_further_tokens_is_found(
 
 
 @pytest.mark.parametrize(("old", "new", "where"), [
-    ('{name}.weight", dtype, (width,)) for name in others', '{name}.weight", "F32", (width,)) for name in others', "enorm"),
+    ('{name}.weight", dtype, (width,)) for', '{name}.weight", "F32", (width,)) for', "enorm"),
     ('}.weight", dtype, size)', '}.weight", "F32", size)', "embed_tokens"),
     ("yield replace(tensor, name=layer + part", 'yield replace(tensor, dtype="I8", name=layer + part', "self_attn"),
 ])  # fmt: skip

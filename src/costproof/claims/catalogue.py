@@ -66,7 +66,7 @@ def _mistakes(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mapp
 
 
 def _seen(until: int, most: float = inf) -> int:
-    """Return the number of keys that the tokens 1 to ``until`` see, each itself and those before it, ``most`` at most."""
+    """Return the number of keys that the tokens 1 to ``until`` see, each itself and those before, at most ``most``."""
     growing = int(min(max(until, 0), most))
     return growing * (growing + 1) // 2 + growing * (max(until, 0) - growing)
 

@@ -127,8 +127,8 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
         if name in persistent and size != 0:
             cast = stored_dtype is not None and dtype == workload.dtype and name in paths.parameters
             stored = stored_dtype if cast and stored_dtype is not None else dtype
-            plain, stored = stored, "float32" if is_stored_in_float32(model_type, name) else stored
-            check_recounts(width_recounts(model_type, name, 8 * _ITEM[stored], 8 * _ITEM[plain]))
+            usual, stored = stored, "float32" if is_stored_in_float32(model_type, name) else stored
+            check_recounts(width_recounts(model_type, name, 8 * _ITEM[stored], 8 * _ITEM[usual]))
             for metric, size_of in (("stored_bytes", _ITEM[stored]), ("stored_elements", 1)):
                 before = costs[metric]
                 costs[metric] = None if before is None else before + tensor.numel() * size_of

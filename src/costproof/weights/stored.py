@@ -407,7 +407,9 @@ def _described(data: object, path: str) -> Iterator[tuple[str, Any]]:
 
 _SPEAKS: Final = re.compile(r"(?i)(.*[._-])?quant(o|i[sz](ed|e|ation))?[._-].*json")
 """Name of a file that describes quantised weights, whichever library wrote it."""
-_CONTENT: Final = re.compile(r'(?i)"(\w*quant\w*|w_?bits?|bits|q_group_size|group_size|weights)"|"(W\dA\d+|q?u?int[248])\w*"')
+_CONTENT: Final = re.compile(
+    r'(?i)"(\w*quant\w*|w_?bits?|bits|q_group_size|group_size|weights)"|"(W\dA\d+|q?u?int[248])\w*"'
+)
 
 
 def _described_again(data: object, path: Path | None) -> Iterator[str]:
@@ -429,7 +431,7 @@ def _described_again(data: object, path: Path | None) -> Iterator[str]:
         if method or grouped or True in (value.get("load_in_4bit"), value.get("load_in_8bit")):
             yield where
     for file in sorted(path.parent.iterdir()) if path is not None and path.parent.is_dir() else ():
-        if _SPEAKS.fullmatch(file.name) and file.name != path.name and file.is_file():
+        if _SPEAKS.fullmatch(file.name) and file != path and file.is_file():
             text = file.read_bytes()[:_MOST_READ].decode("utf-8", "replace")
             if '"model_type"' not in text and _CONTENT.search(text):
                 yield file.name
