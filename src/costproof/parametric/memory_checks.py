@@ -413,7 +413,9 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     if found.stored_bytes is None or found.unpacked_bytes is None or found.workload.mesh.fsdp > 1:
         return
     symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]
-    of = evaluate_formulas(model, replace(found.workload, inputs={}, text_tokens=1, batch=1, new_tokens=0))
+    mesh = found.workload.mesh
+    one_call = replace(found.workload, inputs={}, text_tokens=1, batch=1, new_tokens=0)
+    of = evaluate_formulas(model, one_call if mesh.one else replace(found.workload, new_tokens=0))
     sizes: dict[bool, int] = {}
     for node in of.nodes:
         if node.cost(UNPACKED):
@@ -424,7 +426,10 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     yield Recount("memory", "a quantised linear layer", "above the largest one", max(0, linear - with_bias), 0)
     inner = symbols.get("text_moe", symbols.get("text_intermediate", 0))
     one = inner * symbols.get("text_hidden", 0) * element
-    stacks = {one, 2 * one, 2 * one * symbols.get("text_experts", 1)}  # the first two of an expert, the last of all
+    # Of an expert, and of all that a rank has; ranks divide either these or their inner width.
+    parts = ((width, held) for width in {1, mesh.tp} for held in {1, mesh.ep} if 1 in (width, held))
+    stacks = {n // width for width, held in parts
+              for n in (one, 2 * one, 2 * one * symbols.get("text_experts", 1) // held)}  # fmt: skip
     tables = [symbols.get("text_vocab", 0) * symbols.get("text_hidden", 0) * element for found_in in of.nodes
               if found_in.role.endswith(("embedding", "lm_head")) and found_in.cost(UNPACKED)]  # fmt: skip
     largest = max(linear, *tables, *(stacks if True in sizes else ()), 0)

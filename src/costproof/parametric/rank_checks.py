@@ -9,6 +9,7 @@ of its classes. A difference is a defect of costproof.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ from costproof.ledger.mesh import (
     shard,
     stage_layers,
 )
-from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED
+from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, STAGE_WIDE, STORAGE, UNFUSED, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES, TargetInfo, Workload
 from costproof.models.target import DATA_COPIES, OF_MEMORY, SEQUENCE_COPIES
@@ -69,6 +70,8 @@ def recounts(
     """
     symbols = info.symbols
     yield from _sums(found, workload)
+    yield from _identity(found, counted, one)
+    yield from _merged(found, counted)
     yield from _copies(found, workload, one, symbols)
     yield from _whole_parts(found, workload, one, symbols)
     yield from _accesses(found, workload, one, symbols)
@@ -83,6 +86,25 @@ def recounts(
     if routed is not None and found.dispatches:
         yield from _mixtures(routed, one, info)
         yield from _dispatched(found, workload, routed)
+
+
+def note_recounts(notes: Iterable[str], workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of the numbers in notes on what a rank's model got before transformers split it.
+
+    An engine's plan pads the vocabulary, which no other plan does.
+
+    Args:
+        notes: of the dynamic source.
+        symbols: numbers of the configuration.
+    """
+    plan, mesh, size = str(workload.inputs.get(PLAN, "")), workload.mesh, symbols.get("text_vocab", 0)
+    padded = plan in _ENGINES and mesh.tp > 1
+    unit = _padded_rows(plan, 1, mesh.tp) if padded else 1
+    said = [note.partition(": ")[2] for note in notes if note.startswith("the vocabulary is padded before")]
+    yield Recount("", "the vocabulary", "notes on its padding", len(said), padded and size % unit > 0)
+    for text in said:
+        for what, number, again in zip(("entries", "unit"), re.findall(r"\d+", text), (size, unit), strict=True):
+            yield Recount("", "the note on the padded vocabulary", what, int(number), again)
 
 
 # --- Places of ranks, and their parts of the batch -------------------------------------------------------------------
@@ -266,6 +288,43 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
                     yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
 
 
+def _identity(found: Parallel, counted: Ledger, one: Ledger) -> Iterator[Recount]:
+    """Yield checks that copies are named of all metrics but those of communication and of unpacking.
+
+    Ranks that store parts of parameters have no tensors of a checkpoint.
+    """
+    left = {*EXCHANGED, UNPACKED, UNPACKING, *(STORAGE if found.mesh.fsdp > 1 else ())}
+    placed = {(stage if metric not in STAGE_WIDE else "", metric) for stage in one.stages for metric in counted.metrics}
+    for stage, metric in sorted(placed):
+        known = one.stage_total(stage, metric) if stage else one.total(metric)
+        if metric in left or known is None or stage not in found.ranks[0].stages:
+            continue
+        yield Recount(stage, metric, "has copies by name", metric in found.one_device.get(stage, {}), True)
+        yield Recount(stage, metric, "of one device", found.one_device.get(stage, {}).get(metric, 0), known)
+
+
+def _merged(found: Parallel, counted: Ledger) -> Iterator[Recount]:
+    """Yield second counts of the collectives of modules whose paths differ in numbers only, as one row each."""
+    rows: Counter[tuple[str, ...]] = Counter()
+    every: dict[tuple[str, ...], Counter[str]] = {}
+    for n in counted.nodes:
+        if n.cost("messages"):
+            name = ".".join("*" if part.isdecimal() else part for part in n.module.split(".")) or "(root)"
+            every.setdefault((n.stage, n.invocation, n.kind, name), Counter()).update(
+                {metric: n.cost(metric) or 0 for metric in EXCHANGED}
+            )
+    for c in found.collectives:
+        place = (c.stage, c.invocation, c.kind, c.module)
+        rows[place] += 1
+        sums = every.get(place, Counter())
+        for metric, own in zip(EXCHANGED, (c.count, c.bytes, c.sent_bytes), strict=True):
+            yield Recount(c.stage, f"{c.kind} of {c.module}", metric, own, sums[metric])
+    for stage, _, kind, name in every:
+        again = sum(of == name and s == stage and k == kind for s, _, k, of in every)
+        mine = sum(n for (s, _, k, of), n in rows.items() if (s, k, of) == (stage, kind, name))
+        yield Recount(stage, f"{kind} of {name}", "rows", mine, again)
+
+
 def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
     """Yield second counts of the costs that several ranks have, by cause.
 
@@ -312,7 +371,6 @@ def _stored_copies(found: Parallel, one: Ledger) -> Iterator[Recount]:
     """Yield checks that stored and resident bytes have the copies of parameters, where they are stored as they run."""
     known = {metric for metric in found.ranks[0].stages.get("", {}) if metric in OF_MEMORY}
     wanted = known if found.mesh.fsdp == 1 else known & {"params_active"}
-    yield Recount("", "metrics of memory", "have copies by name", found.one_device.get("", {}).keys() >= wanted, True)
     named = Counter({(d.what, d.metric): d.amount for d in found.duplicates if not d.stage})
     for metric, plain in (("stored_elements", "params"), ("stored_bytes", "weight_bytes")):
         if metric in wanted and one.total(metric) == one.total(plain):
