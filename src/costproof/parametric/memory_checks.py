@@ -21,7 +21,7 @@ from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import parse
 from costproof.estimate.memory import Fits, MemoryLimit, MeshTried
 from costproof.ledger.errors import CostproofError, Recount
-from costproof.ledger.mesh import RANK
+from costproof.ledger.mesh import PLAN, RANK
 from costproof.ledger.metrics import UNFUSED, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.peaks import CallPeaks, Peak
@@ -317,6 +317,17 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
         if stage.cache_bytes is not None:
             added = sum(node.cost("kv_cache_bytes") or 0 for node in nodes if node.stage == stage.id)
             yield Recount("memory", f"{where}, {stage.id}", "cache_bytes", stage.cache_bytes, added)
+    by_formula = found.live_bytes is not None and found.live_source != "graph"
+    if run.mesh.tp > 1 and run.inputs.get(PLAN) == "megatron":  # whose ranks share tokens between split modules
+        yield Recount("memory", where, "has a live peak of ranks that share tokens", by_formula, False)
+    for node in nodes if by_formula and run.mesh.tp > 1 else ():
+        if node.role == "lm_head" and node.kind == "all_gather" and (messages := node.cost("messages")):
+            # All logits of a call, gathered and, but for a single row, put in order.
+            one_each = node.stage != "prefill" or run.logits == "last" or run.own_tokens == 1
+            whole = (node.cost("comm_payload_bytes") or 0) // messages
+            least = whole if run.own_batch == 1 and one_each else 2 * whole
+            live = next(stage.live_bytes or 0 for stage in found.stages if stage.id == node.stage)
+            yield Recount("memory", f"{where}, {node.stage}", "logits above the live peak", max(0, least - live), 0)
     if found.live_source == "graph" or found.live_bytes is None or not isinstance(model, WithMemory):
         yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, 0)
         return
