@@ -691,7 +691,7 @@ def pairs_sent(
     """
     given = str(workload.inputs.get(PAIRS, ""))
     if is_table(given):
-        return (pairs_of(workload.inputs),) * (layers if given else 0)
+        return (pairs_of(workload.inputs),) * layers if given else ()
     sizes, call = RoutedLayers(layers, experts, top_k, 0, 0), routed_call(workload, stage)
     first, *others = copies_by_call(given, call, sizes, workload.mesh, "expert")
     for i, step in enumerate(others, 1):

@@ -429,7 +429,9 @@ class _Composition:
                 raise _NotComposedError
             # A layer of any kind can take what one of another hands on.
             handed = {tuple(self._block(self.own[at][i])[1:] for i in self.handed[at]) for at in runs}
-            if len(handed) != 1 or any(len(self.carried[at]) != len(self.handed[runs[0]]) for at in runs):
+            # The first layer is given the embeddings, and what no other layer of its kind would read.
+            taking = runs if of.kinds[0] in of.kinds[of.kept :] else runs[1:]
+            if len(handed) != 1 or any(len(self.carried[at]) != len(self.handed[runs[0]]) for at in taking):
                 raise _NotComposedError
 
     def _block(self, block: int) -> tuple[object, ...]:

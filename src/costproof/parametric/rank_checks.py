@@ -684,7 +684,7 @@ def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping
         if DISPATCH in workload.inputs:
             layers = len({n.module for n in one.nodes if n.stage == stage and n.role == "text.layer.experts"})
             sent = sum(len(row.ranks) * row.stages[stage]["comm_payload_bytes"] for row in found.ranks)
-            pairs = sent - mesh.world * layers * 8 * symbols["text_experts"]  # there, and as many back
+            pairs = sent - mesh.world * layers * calls * 8 * symbols["text_experts"]  # there, and as many back
             yield recount("pairs of tokens and experts, copied, exchanged and put in order", UNFUSED, 6 * pairs)
             yield recount(
                 "results that a rank weighs and adds behind the exchange", "vector_flops", Fraction(pairs, item)

@@ -202,7 +202,9 @@ def roofline(
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
     header = (side.conventions, side.target, side.workload, side.environment)
-    stored = "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics
+    # A run multiplies in its own dtype.
+    known = {"resident_bytes", UNPACKED} <= {*folded.metrics}
+    stored = "weights" in side.target.quantised and name != "dynamic" and known
     if stored and read.target is not None and not other:
         check_recounts(stored_work_recounts(read.target, side.workload, folded))
     # Another routing reads other experts, ranks share them unevenly, and another arithmetic needs other work.

@@ -104,7 +104,7 @@ def _splits(model: Any, workload: Workload) -> tuple[dict[int, Splits], ...]:
     layers = [model.get_submodule(path) for path in expert_paths(model)]
     top_k = text_config(model).num_experts_per_tok
     found: list[dict[int, Splits]] = [{} for _ in layers]
-    for stage in STAGES[: 2 if workload.new_tokens else 1]:
+    for stage in STAGES[: 2 if workload.new_tokens else 1] if layers else ():  # layers may all be dense
         tokens = routed_call(workload, stage).batches[workload.rank]
         sizes = len(layers), int(layers[0].num_experts), int(top_k)
         for of_layer, splits in zip(found, splits_of(workload, *sizes, stage), strict=True):

@@ -490,7 +490,7 @@ class Shards:
     def by_terms(self) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
         """Return the metrics of memory and of work whose duplicates :meth:`excess` gives, on this mesh."""
         held = OF_MEMORY[:1] if self.mesh.fsdp > 1 else OF_MEMORY
-        return held, OF_WORK
+        return held, () if self.exchanges and self.mesh.tp > 1 else OF_WORK  # ranks along tp send pairs of their own
 
     def added_by_collectives(
         self, one: Ledger, stage: str, metric: str, item: int, stored: int
@@ -849,20 +849,20 @@ class Shards:
             one["text_moe"],
             one["text_topk"],
         )
-        experts = one["text_experts"]
+        experts, calls = one["text_experts"], one.get("N", 1)
         layers = len(self.pairs)
-        sent = [_rows(of) * top_k for of in ranks]
+        sent = [_rows(of) // calls * top_k for of in ranks]  # in one call, as the other numbers of pairs
         arrived = [[n - of[away] + of[here] for n, of in zip(sent, ranks, strict=True)] for away, here in self.pairs]
-        pairs = tp * layers * sum(sent)
+        pairs = calls * tp * layers * sum(sent)
         if metric == "vector_flops":
             yield WEIGHED, 2 * pairs * width
         if metric not in ("weight_read_bytes", UNFUSED):
             return
         chosen = tp * sum(min(experts // ep, n) for layer in arrived for n in layer)
-        chosen -= layers * min(experts, _rows(one) * top_k)
-        yield self._uneven("experts", "weight_read_bytes"), chosen * 3 * width * inner * item
+        chosen -= layers * min(experts, _rows(one) // calls * top_k)
+        yield self._uneven("experts", "weight_read_bytes"), calls * chosen * 3 * width * inner * item
         if metric == UNFUSED:
-            rows = tp * sum(map(sum, arrived))
+            rows = calls * tp * sum(map(sum, arrived))
             state = width * item
             yield (
                 WEIGHED,
@@ -981,7 +981,11 @@ class Shards:
         pairs = [one["text_topk"] * sum(tokens[i - i % size :][:size]) for i in range(len(tokens))]
         layers = [pairs] * self.mixtures
         if self.pairs:
-            layers = [[n - of[sent] + of[got] for n, of in zip(pairs, ranks, strict=True)] for sent, got in self.pairs]
+            calls = one.get("N", 1)
+            layers = [
+                [n + calls * (of[got] - of[sent]) for n, of in zip(pairs, ranks, strict=True)]
+                for sent, got in self.pairs
+            ]
         every = ((of, n) for layer in layers for of, n in zip(ranks, layer, strict=True))
         of_all = sum(read({**of, **sizes}, n) for of, n in every for sizes in own)
         yield EXPERTS, of_all - self.mixtures * read(one, one["text_topk"] * _rows(one))
