@@ -24,7 +24,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import plans, sharding
 from costproof.models.pages import formulas as pages
 from costproof.models.registry import load_target
-from costproof.models.target import SEQUENCE_COPIES
+from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES
 from costproof.parametric import rank_checks, targets
 from costproof.parametric.memory_checks import room_recounts
 from costproof.parametric.rank_checks import copies_by_sets, gathered, scattered
@@ -147,6 +147,37 @@ def _in_other_order(mesh: Mesh, rank: int) -> Coordinates:
     rest, cp = divmod(rank, mesh.cp)
     rest, tp = divmod(rest, mesh.tp)
     return Coordinates(tp, 0, rest // mesh.dp, rest % mesh.dp, cp, 0)
+
+
+def _renamed(method: str, place: int, metrics: tuple[str, ...], *names: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plant another cause of copies of some metrics.
+
+    Args:
+        place: position of the metric among the arguments of a method that yields causes and amounts.
+        names: of the cause, right and wrong.
+    """
+    right, (before, after) = getattr(sharding.Shards, method), names
+
+    def planted(self: Any, *of: Any) -> Iterator[tuple[str, int]]:
+        for why, amount in right(self, *of):
+            yield (after if why == before and of[place] in metrics else why), amount
+
+    return _replaced(sharding.Shards, method, planted)
+
+
+_REPEATED = sharding.Shards._repeated
+_WORK = "work of split modules on whole tensors"
+_INPUTS = "inputs of split modules, which every rank reads"
+_GATHERED = "parts of parameters that ranks read to gather them"
+_SHARED: dict[str, Any] = {"tp": 2, "dp": 2, "ep": 4, "batch": 2}
+
+
+def _repeated_as(name: str, of: str, metrics: tuple[str, ...]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plant a name of what every rank has in full, for modules of a role."""
+    return _replaced(
+        sharding.Shards, "_repeated",
+        lambda self, role, metric: name if role == of and metric in metrics else _REPEATED(self, role, metric),
+    )  # fmt: skip
 
 
 PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any]]] = {
@@ -308,6 +339,57 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
             lambda self, parts, call: (x for x in _OF_STAGE(self, parts, call) if self.stage != 1 or x.role != "text"),
         ),
         "llama-3.1-8b", {"pp": 3},
+    ),
+    "formulas of ranks with another batch": (
+        _replaced(targets, "_kind_of", lambda run: run.mesh.coordinates(run.rank).pp), "llama-3.1-8b",
+        {"tp": 2, "dp": 2, "batch": 3, "logits": "last"},
+    ),
+    "equal collectives in rows of their own": (
+        _replaced(targets, "folded_path", lambda module: module), "llama-3.1-8b", {"tp": 2},
+    ),
+    "no copies of resident bytes": (
+        _replaced(sharding, "OF_MEMORY", sharding.OF_MEMORY[:3]), "llama-3.1-8b", {"tp": 2},
+    ),
+    "no copies of reads of the cache": (
+        _replaced(sharding, "OF_WORK", tuple(m for m in sharding.OF_WORK if m != "kv_read_bytes")),
+        "llama-3.1-8b", {"cp": 2},
+    ),
+    "calls along cp under the name of those along dp": (
+        _renamed("excess", 1, ("calls",), SEQUENCE_COPIES, DATA_COPIES), "llama-3.1-8b", {"cp": 2},
+    ),
+    "weights read along cp under the name of those along dp": (
+        _renamed("excess", 1, ("weight_read_bytes",), SEQUENCE_COPIES, DATA_COPIES), "llama-3.1-8b", {"cp": 2},
+    ),
+    "weights read along dp under the name of gathers": (
+        _renamed("excess", 1, ("weight_read_bytes",), DATA_COPIES, _GATHERED), "llama-3.1-8b", {"dp": 2, "batch": 2},
+    ),
+    "gathers under the name of copies": (
+        _renamed("added_by_collectives", 2, ("weight_read_bytes", "unfused_bytes"), _GATHERED, DATA_COPIES),
+        "llama-3.1-8b", {"fsdp": 2, "batch": 2},
+    ),
+    "gathered logits under the name of padding": (
+        _renamed("excess", 1, ("output_bytes",), sharding.GATHERED_LOGITS, "padding of uneven shards"),
+        "llama-3.1-8b", {"tp": 2},
+    ),
+    "rows of other experts under the name of other work": (
+        _repeated_as(_WORK, "text.layer.experts", ("vector_flops", "input_bytes", "output_bytes")), "qwen3-30b-a3b",
+        _SHARED,
+    ),
+    "tokens of a rank under the name of rows of others": (
+        _renamed("_copies_of_shared", 1, ("input_bytes",), _INPUTS, sharding.ROWS_ELSEWHERE), "qwen3-30b-a3b", _SHARED,
+    ),
+    "chosen experts under the name of copies": (
+        _renamed("excess", 1, ("params_active",), sharding.EXPERTS, DATA_COPIES), "qwen3-30b-a3b",
+        {"dp": 16, "ep": 16, "batch": 16},
+    ),
+    "cached latents under the name of other work": (
+        _repeated_as(_WORK, "text.layer.attention", ("kv_read_bytes",)), "deepseek-v3", {"tp": 2, "plan": "vllm"},
+    ),
+    "latents under the name of tables": (
+        _repeated_as(
+            "tables and masks that the attention of every rank reads", "text.layer.attention", ("unfused_bytes",)
+        ),
+        "deepseek-v3", {"tp": 2, "plan": "vllm"},
     ),
     "pairs that come as those that go": (
         _replaced(rank_checks, "splits_of", lambda run, *of: ((pairs_of(run.inputs)[run.rank],) * 2,)),

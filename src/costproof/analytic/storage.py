@@ -302,6 +302,23 @@ def _matrices(node: HeldNode, storage: Storage) -> tuple[tuple[Matrix, Format | 
     )
 
 
+def largest_quantised(ledger: Ledger, storage: Storage) -> int:
+    """Return the number of weights of the largest quantised tensor of the modules in a ledger of formulas; 0: none.
+
+    A stack of experts that the checkpoint stores in a single tensor counts whole, other experts one by one.
+
+    Raises:
+        UnknownFormat: the format of a module is not known.
+    """
+    found = 0
+    for node in ledger.nodes:
+        for matrix, of in _matrices(node, storage) if isinstance(node, HeldNode) else ():
+            if of is not None:
+                count = matrix.count if matrix.kind == "Expert" and storage.scheme.stacked else 1
+                found = max(found, _number(matrix.rows * matrix.columns * count, storage.sizes))
+    return found
+
+
 def _format_of_tied(head: LmHead, node: HeldNode, storage: Storage) -> Format | None:
     """Return the format of the table that a tied output projection reads."""
     if not storage.scheme.rules:

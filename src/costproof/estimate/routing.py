@@ -689,8 +689,8 @@ def pairs_sent(
     Raises:
         BadInput: the text is not such a table, the file does not match the run, or steps send other numbers of pairs.
     """
-    given = str(workload.inputs.get(PAIRS, "")) if layers else ""
-    if not given or is_table(given):
+    given = str(workload.inputs.get(PAIRS, ""))
+    if is_table(given):
         return (pairs_of(workload.inputs),) * layers if given else ()
     sizes, call = RoutedLayers(layers, experts, top_k, 0, 0), routed_call(workload, stage)
     first, *others = copies_by_call(given, call, sizes, workload.mesh, "expert")

@@ -19,9 +19,10 @@ from typing import Any, Final
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import parse
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.estimate.memory import Fits, MemoryLimit, MeshTried
 from costproof.ledger.errors import CostproofError, Recount
-from costproof.ledger.mesh import RANK
+from costproof.ledger.mesh import PLAN, RANK
 from costproof.ledger.metrics import UNFUSED, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.peaks import CallPeaks, Peak
@@ -62,10 +63,18 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
             yield from _limit(model, held, found, limit)
 
 
-def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | None = None) -> Iterator[Recount]:
+def graph_recounts(
+    found: Fits,
+    model: Target | None = None,
+    counted: Ledger | None = None,
+    peaks: Mapping[tuple[int, int], Mapping[str, int]] | None = None,
+) -> Iterator[Recount]:
     """Yield second counts of the sums and limits of a run without formulas, computed from one another.
 
     A cache has equal parts for all sequences, and grows with a text by no more than at its beginning.
+
+    Args:
+        peaks: peaks of the graphs that were exported for limits, by stage, by (batch, text tokens).
     """
     yield from _parts(found)
     cache, certain, run = found.cache_bytes, found.certain_bytes, found.workload
@@ -89,6 +98,11 @@ def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | N
         slope = Fraction(ends[1].bytes - ends[0].bytes, ends[1].at - ends[0].at) if len(ends) == 2 else None
         for point in ends:
             where = f"bytes at {limit.setting} {point.at}"
+            at = _with(run, limit, point.at)
+            alive = (peaks or {}).get((at.batch, at.text_tokens))
+            if limit.held == _LIVE and alive:
+                most = sum((found.lasting_bytes, found.unpacked_bytes or 0, max(alive.values())))
+                yield Recount("memory", limit.held, where, point.bytes, most)
             affine = slope == grown[limit.setting] or (slope is None and point.at == own)
             if limit.held == "weights and cache" and affine:
                 again = certain + grown[limit.setting] * (point.at - own)
@@ -317,6 +331,17 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
         if stage.cache_bytes is not None:
             added = sum(node.cost("kv_cache_bytes") or 0 for node in nodes if node.stage == stage.id)
             yield Recount("memory", f"{where}, {stage.id}", "cache_bytes", stage.cache_bytes, added)
+    by_formula = found.live_bytes is not None and found.live_source != "graph"
+    if run.mesh.tp > 1 and run.inputs.get(PLAN) == "megatron":  # whose ranks share tokens between split modules
+        yield Recount("memory", where, "has a live peak of ranks that share tokens", by_formula, False)
+    for node in nodes if by_formula and run.mesh.tp > 1 else ():
+        if node.role == "lm_head" and node.kind == "all_gather" and (messages := node.cost("messages")):
+            # All logits of a call, gathered and, but for a single row, put in order.
+            one_each = node.stage != "prefill" or run.logits == "last" or run.own_tokens == 1
+            whole = (node.cost("comm_payload_bytes") or 0) // messages
+            least = whole if run.own_batch == 1 and one_each else 2 * whole
+            live = next(stage.live_bytes or 0 for stage in found.stages if stage.id == node.stage)
+            yield Recount("memory", f"{where}, {node.stage}", "logits above the live peak", max(0, least - live), 0)
     if found.live_source == "graph" or found.live_bytes is None or not isinstance(model, WithMemory):
         yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, 0)
         return
@@ -324,6 +349,12 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
     prompt = next((of["S"] for (stage, _), of in calls.items() if stage == "prefill" and "S" in of), None)
     before = run.past + (prompt or 0)
+    for place, tape in model.memory(run).items():
+        values = {**model.info().symbols, **calls[place[:2]]}
+        if {CONTEXT.name, "N"} <= values.keys():
+            values[CONTEXT.name] += values["N"] - 1
+        where_of = f"{where}, {'/'.join(filter(None, place))}"
+        yield Recount("memory", where_of, "live_bytes", peaks[place], _replayed(tape, values))
     for place, tape in model.memory(run).items() if prompt is not None and run.mesh.one and not run.rows else ():
         of_call = {**model.info().symbols, **calls[place[:2]]}
         # The cache of the last step has all tokens before it; that of a decoder after an encoder is apart.
@@ -336,6 +367,26 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     last = replace(run, logits="last")
     few = live_peaks(model, last, inputs_held=False) if run != last and _is_accepted(model, last) else {}
     yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, max(few.values(), default=0))
+
+
+def _replayed(tape: MemoryTape, values: Mapping[str, int]) -> int:
+    """Return the most bytes alive at once when the operators of a tape run in order, each freeing what nothing reads.
+
+    Inputs are freed as all else. What a call returns stays.
+    """
+    known = {n: n if isinstance(n, int) else evaluate(n, values) for n in {*tape.sizes}}
+    size = [known[n] for n in tape.sizes]
+    readers = Counter(piece for _, reads in tape.steps for piece in {*reads})
+    held = most = sum(size[piece] for piece in tape.inputs)
+    for made, reads in tape.steps:
+        if made is not None:
+            held += size[made]
+            most = max(most, held)
+        for piece in {*reads}:
+            readers[piece] -= 1
+        for piece in {*reads, *(() if made is None else (made,))}:
+            held -= size[piece] if not readers[piece] and piece not in tape.results else 0
+    return most
 
 
 def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
@@ -413,7 +464,9 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     if found.stored_bytes is None or found.unpacked_bytes is None or found.workload.mesh.fsdp > 1:
         return
     symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]
-    of = evaluate_formulas(model, replace(found.workload, inputs={}, text_tokens=1, batch=1, new_tokens=0))
+    mesh = found.workload.mesh
+    one_call = replace(found.workload, inputs={}, text_tokens=1, batch=1, new_tokens=0)
+    of = evaluate_formulas(model, one_call if mesh.one else replace(found.workload, new_tokens=0))
     sizes: dict[bool, int] = {}
     for node in of.nodes:
         if node.cost(UNPACKED):
@@ -424,7 +477,10 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     yield Recount("memory", "a quantised linear layer", "above the largest one", max(0, linear - with_bias), 0)
     inner = symbols.get("text_moe", symbols.get("text_intermediate", 0))
     one = inner * symbols.get("text_hidden", 0) * element
-    stacks = {one, 2 * one, 2 * one * symbols.get("text_experts", 1)}  # the first two of an expert, the last of all
+    # Of an expert, and of all that a rank has; ranks divide either these or their inner width.
+    parts = ((width, held) for width in {1, mesh.tp} for held in {1, mesh.ep} if 1 in (width, held))
+    stacks = {n // width for width, held in parts
+              for n in (one, 2 * one, 2 * one * symbols.get("text_experts", 1) // held)}  # fmt: skip
     tables = [symbols.get("text_vocab", 0) * symbols.get("text_hidden", 0) * element for found_in in of.nodes
               if found_in.role.endswith(("embedding", "lm_head")) and found_in.cost(UNPACKED)]  # fmt: skip
     largest = max(linear, *tables, *(stacks if True in sizes else ()), 0)

@@ -9,6 +9,7 @@ of its classes. A difference is a defect of costproof.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ from costproof.ledger.mesh import (
     shard,
     stage_layers,
 )
-from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED
+from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, STAGE_WIDE, STORAGE, UNFUSED, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES, TargetInfo, Workload
 from costproof.models.target import DATA_COPIES, OF_MEMORY, SEQUENCE_COPIES
@@ -69,8 +70,11 @@ def recounts(
     """
     symbols = info.symbols
     yield from _sums(found, workload)
+    yield from _identity(found, counted, one)
+    yield from _merged(found, counted)
     yield from _copies(found, workload, one, symbols)
     yield from _whole_parts(found, workload, one, symbols)
+    yield from _copies_of_reads(found, workload, one, symbols)
     yield from _accesses(found, workload, one, symbols)
     yield from _rings(found, workload, symbols)
     yield from _along_stages(found, workload, undivided or {}, symbols)
@@ -83,6 +87,25 @@ def recounts(
     if routed is not None and found.dispatches:
         yield from _mixtures(routed, one, info)
         yield from _dispatched(found, workload, routed)
+
+
+def note_recounts(notes: Iterable[str], workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of the numbers in notes on what a rank's model got before transformers split it.
+
+    An engine's plan pads the vocabulary, which no other plan does.
+
+    Args:
+        notes: of the dynamic source.
+        symbols: numbers of the configuration.
+    """
+    plan, mesh, size = str(workload.inputs.get(PLAN, "")), workload.mesh, symbols.get("text_vocab", 0)
+    padded = plan in _ENGINES and mesh.tp > 1
+    unit = _padded_rows(plan, 1, mesh.tp) if padded else 1
+    said = [note.partition(": ")[2] for note in notes if note.startswith("the vocabulary is padded before")]
+    yield Recount("", "the vocabulary", "notes on its padding", len(said), padded and size % unit > 0)
+    for text in said:
+        for what, number, again in zip(("entries", "unit"), re.findall(r"\d+", text), (size, unit), strict=True):
+            yield Recount("", "the note on the padded vocabulary", what, int(number), again)
 
 
 # --- Places of ranks, and their parts of the batch -------------------------------------------------------------------
@@ -266,6 +289,43 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
                     yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
 
 
+def _identity(found: Parallel, counted: Ledger, one: Ledger) -> Iterator[Recount]:
+    """Yield checks that copies are named of all metrics but those of communication and of unpacking.
+
+    Ranks that store parts of parameters have no tensors of a checkpoint.
+    """
+    left = {*EXCHANGED, UNPACKED, UNPACKING, *(STORAGE if found.mesh.fsdp > 1 else ())}
+    placed = {(stage if metric not in STAGE_WIDE else "", metric) for stage in one.stages for metric in counted.metrics}
+    for stage, metric in sorted(placed):
+        known = one.stage_total(stage, metric) if stage else one.total(metric)
+        if metric in left or known is None or stage not in found.ranks[0].stages:
+            continue
+        yield Recount(stage, metric, "has copies by name", metric in found.one_device.get(stage, {}), True)
+        yield Recount(stage, metric, "of one device", found.one_device.get(stage, {}).get(metric, 0), known)
+
+
+def _merged(found: Parallel, counted: Ledger) -> Iterator[Recount]:
+    """Yield second counts of the collectives of modules whose paths differ in numbers only, as one row each."""
+    rows: Counter[tuple[str, ...]] = Counter()
+    every: dict[tuple[str, ...], Counter[str]] = {}
+    for n in counted.nodes:
+        if n.cost("messages"):
+            name = ".".join("*" if part.isdecimal() else part for part in n.module.split(".")) or "(root)"
+            every.setdefault((n.stage, n.invocation, n.kind, name), Counter()).update(
+                {metric: n.cost(metric) or 0 for metric in EXCHANGED}
+            )
+    for c in found.collectives:
+        place = (c.stage, c.invocation, c.kind, c.module)
+        rows[place] += 1
+        sums = every.get(place, Counter())
+        for metric, own in zip(EXCHANGED, (c.count, c.bytes, c.sent_bytes), strict=True):
+            yield Recount(c.stage, f"{c.kind} of {c.module}", metric, own, sums[metric])
+    for stage, _, kind, name in every:
+        again = sum(of == name and s == stage and k == kind for s, _, k, of in every)
+        mine = sum(n for (s, _, k, of), n in rows.items() if (s, k, of) == (stage, kind, name))
+        yield Recount(stage, f"{kind} of {name}", "rows", mine, again)
+
+
 def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
     """Yield second counts of the costs that several ranks have, by cause.
 
@@ -312,7 +372,6 @@ def _stored_copies(found: Parallel, one: Ledger) -> Iterator[Recount]:
     """Yield checks that stored and resident bytes have the copies of parameters, where they are stored as they run."""
     known = {metric for metric in found.ranks[0].stages.get("", {}) if metric in OF_MEMORY}
     wanted = known if found.mesh.fsdp == 1 else known & {"params_active"}
-    yield Recount("", "metrics of memory", "have copies by name", found.one_device.get("", {}).keys() >= wanted, True)
     named = Counter({(d.what, d.metric): d.amount for d in found.duplicates if not d.stage})
     for metric, plain in (("stored_elements", "params"), ("stored_bytes", "weight_bytes")):
         if metric in wanted and one.total(metric) == one.total(plain):
@@ -405,12 +464,15 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
             )
             if stage in calls:
                 yield Recount(stage, "all copies", metric, sum(amounts.values()), more)
+                for cause, amount in _copies_of_calls(nodes, workload).items():
+                    yield Recount(stage, cause, metric, amounts.get(cause, 0), amount)
             continue
         causes: Counter[str] = Counter()
         unclear = False
         rows = workload.batch * (workload.text_tokens if stage == "prefill" else calls.get(stage, 0))
         state = rows * hidden * (1 if metric == "vector_flops" else item)
-        apart = mesh.batches > 1 or mesh.cp > 1 or mesh.pp > 1 or PLAN in workload.inputs
+        exchanges = DISPATCH in workload.inputs
+        apart = exchanges or mesh.cp > 1 or mesh.pp > 1 or PLAN in workload.inputs
         for n in nodes:
             leaf, cost = n.module.rpartition(".")[2], n.cost(metric) or 0
             if not n.role.startswith("text.") and n.role != "lm_head":
@@ -439,7 +501,7 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
                 causes["inputs of split modules, which every rank reads"] += others * columns
             elif metric == "output_bytes" and leaf in after & {"o_proj", "down_proj", "embed_tokens"}:
                 causes["results of split modules, which every rank writes"] += others * state
-            elif leaf == "experts" and mesh.ep == 1 and leaf in after and metric != "vector_flops":
+            elif leaf == "experts" and _gets_states(mesh) and leaf in after and metric != "vector_flops":
                 weights = rows * symbols["text_topk"] * (4 if _wide(one) else item) if metric == "input_bytes" else 0
                 name = ("inputs of split modules, which every rank reads" if metric == "input_bytes"
                         else "results of split modules, which every rank writes")  # fmt: skip
@@ -447,6 +509,24 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
         if mesh.cp == 1 and workload.inputs.get(PLAN) != "megatron":
             for cause, amount in causes.items() if not unclear else ():
                 yield Recount(stage, cause, metric, amounts.get(cause, 0), amount)
+        if metric in _OF_TOKENS and mesh.ep > 1 and mesh.cp == 1 and not exchanges:
+            more = 0
+            weights = rows * symbols["text_topk"] * (4 if _wide(one) else item)
+            alone = {"input_bytes": state + weights, "output_bytes": state}.get(metric, 0)
+            for n in nodes:  # a kernel gets the rows of all, and a rank besides, of several batches, its own tokens
+                if n.role.startswith("text.layer.experts"):  # with the activation, if that is a module
+                    own = alone if mesh.batches > 1 and n.role == "text.layer.experts" else 0
+                    more += (mesh.ep - 1) * ((n.cost(metric) or 0) - own)
+            yield Recount(stage, _ELSEWHERE, metric, amounts.get(_ELSEWHERE, 0), more)
+        if metric == "params_active" and mesh.ep > 1:
+            of_experts = [n for n in one.nodes if n.role == "text.layer.experts" and n.cost("params")]
+            every, top_k = symbols["text_experts"], symbols["text_topk"]
+            params = sum(n.cost("params") or 0 for n in bearing(of_experts, "params"))
+            again = Fraction(params, every) * (mesh.ep * min(every // mesh.ep, top_k) - top_k)
+            yield Recount(stage, _CHOSEN, metric, amounts.get(_CHOSEN, 0), again)
+        if metric == "kv_read_bytes" and "text_kv_rank" in symbols and mesh.cp == 1:
+            name = _LATENTS if "o_proj" in after else "attention, which the plan leaves whole"
+            yield Recount(stage, name, metric, amounts.get(name, 0), others * sum(n.cost(metric) or 0 for n in nodes))
         copies = max(1, mesh.tp // symbols.get("text_kv_heads", mesh.tp)) if "o_proj" in after else 1
         if metric in ("output_bytes", "kv_read_bytes", "weight_read_bytes") and "text_kv_rank" not in symbols:
             held = {"output_bytes": ("k_proj", "v_proj", "k_norm"), "weight_read_bytes": ("k_proj", "v_proj"),
@@ -454,6 +534,75 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
             of_text = [n for n in nodes if n.role.startswith("text.") and n.module.rpartition(".")[2] in held]
             more = sum((copies - 1) * (n.cost(metric) or 0) for n in of_text)
             yield Recount(stage, _OF_HEADS, metric, amounts.get(_OF_HEADS, 0), more)
+
+
+_ELSEWHERE: Final = "rows of experts of other ranks, which the kernel gets and skips"
+_CHOSEN: Final = "experts that tokens of a rank choose at most"
+_LATENTS: Final = "latents of MLA, and the projections to them"
+
+
+def _gets_states(mesh: Mesh) -> bool:
+    """Return whether the experts of a rank get hidden states of its own tokens, not rows of all."""
+    return mesh.ep == 1 or mesh.batches > 1
+
+
+def _copies_of_calls(nodes: Iterable[CostNode], workload: Workload) -> Counter[str]:
+    """Return the calls that ranks have more than one device, by cause, module by module.
+
+    All stages of a pipeline call the model, the decoder and its rotary embedding. A mixture whose experts batches share
+    has one cause, unless ranks send pairs.
+    """
+    mesh = workload.mesh
+    found, groups = Counter[str](), mesh.dp * mesh.fsdp
+    shared = mesh.batches > 1 and DISPATCH not in workload.inputs
+    for n in nodes:
+        calls = n.cost("calls") or 0
+        group = mesh.tp * (mesh.pp if n.role in ("root", "text", "text.rotary") else 1)
+        if n.role.startswith("text.layer.experts") and shared:
+            found["calls of modules that several ranks run"] += (group * mesh.cp * groups - 1) * calls
+            continue
+        found["calls of modules that several ranks run"] += (group - 1) * calls
+        found[SEQUENCE_COPIES] += group * (mesh.cp - 1) * calls
+        found[DATA_COPIES] += group * mesh.cp * (groups - 1) * calls
+    return found
+
+
+def _copies_of_reads(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of the weights that data-parallel ranks and those that share a sequence read again.
+
+    Without experts only the looked-up rows of the embedding depend on tokens. All other weights are read by ranks that
+    differ in their tokens alone as they are by the first of them.
+    """
+    mesh, metric, item = workload.mesh, "weight_read_bytes", FLOAT_BYTES[workload.dtype]
+    costs = {rank: row.stages for row in found.ranks for rank in row.ranks}
+    for stage, calls in (("prefill", 1), ("decode", workload.new_tokens)):
+        of = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, metric)}
+        if metric not in found.one_device.get(stage, {}):
+            continue
+        stored = calls * sum(costs[rank][""]["weight_bytes"] for rank in costs) if mesh.fsdp > 1 else 0
+        for kind in (metric, *((UNFUSED,) if UNFUSED in found.one_device[stage] else ())):
+            named = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, kind)}
+            yield Recount(stage, _GATHERED, kind, named.get(_GATHERED, 0), stored)
+        text = all(n.role.startswith(("text", "lm_head")) for n in one.nodes if n.stage == stage and n.cost(metric))
+        if "text_experts" in symbols or not text:
+            continue
+        first = 0
+        for rank in costs:
+            at = mesh.coordinates(rank)
+            if at.dp or at.fsdp or at.cp:
+                continue
+            run = replace(workload, inputs={**workload.inputs, RANK: rank})
+            rows = 0 if at.pp else run.own_batch * (run.own_tokens if stage == "prefill" else calls)
+            read = costs[rank][stage][metric] - rows * symbols["text_hidden"] * item
+            first += read - (calls * costs[rank][""]["weight_bytes"] if mesh.fsdp > 1 else 0)
+        tokens = calls * workload.batch if stage == "decode" else 0  # which all that share a sequence look up
+        again = mesh.tp * tokens * symbols["text_hidden"] * item
+        yield Recount(stage, SEQUENCE_COPIES, metric, of.get(SEQUENCE_COPIES, 0), (mesh.cp - 1) * (first + again))
+        copies = mesh.cp * (mesh.dp * mesh.fsdp - 1) * first
+        yield Recount(stage, DATA_COPIES, metric, of.get(DATA_COPIES, 0), copies)
+
+
+_GATHERED: Final = "parts of parameters that ranks read to gather them"
 
 
 def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
@@ -530,6 +679,7 @@ def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping
             made = 2 * mesh.tp * sum(n.cost("output_bytes") or 0 for n in down) * split
             made *= mesh.cp if stage == "decode" else 1
             yield recount("latents that are joined again behind a divided projection", UNFUSED, made)
+            yield recount("tables and masks that the attention of every rank reads", UNFUSED, 0)
         yield from (recount(*row) for row in _of_exchanged_experts(workload, one, stage, here, symbols, batches))
         if DISPATCH in workload.inputs:
             layers = len({n.module for n in one.nodes if n.stage == stage and n.role == "text.layer.experts"})
@@ -601,6 +751,8 @@ def _of_logits(
         found += calls * batch * kept * accesses
         positions += calls * batch * kept
     yield name, UNFUSED, found * item
+    # Ranks write the padded columns of all, of which each has written its own before.
+    yield name, "output_bytes", Fraction((mesh.tp - 1) * positions * padded * item, mesh.tp)
     # A floor has the logits of each rank, of which one device has those of a tp-th of the positions.
     yield name, FLOOR, Fraction((mesh.tp - 1) * positions * symbols["text_vocab"] * item, mesh.tp)
 

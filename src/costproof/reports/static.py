@@ -352,8 +352,9 @@ def _sums(found: Parallel) -> str:
     named, others = (
         [i.title for m, i in EVERY_METRIC.items() if m in of] for of in (found.summed, known - {*found.summed})
     )
-    more = NOT_SUMMED.format(metrics=", ".join(others)) if others else ""
-    return SUMS.format(metrics=", ".join(named)) + more
+    check_recounts([Recount("", "the sentence on sums over ranks", "metrics", len(named) + len(others), len(known))])
+    more = NOT_SUMMED.format(metrics="; ".join(others)) if others else ""
+    return SUMS.format(metrics="; ".join(named)) + more
 
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:

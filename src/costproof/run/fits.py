@@ -39,8 +39,17 @@ from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload, cache_counted
 from costproof.models.cache_dtype import BlockedCache
-from costproof.models.native import NOT_KNOWN
-from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, WithStorage, sharded
+from costproof.models.native import NOT_KNOWN, largest_matrix
+from costproof.models.target import (
+    Exportable,
+    Sharded,
+    Target,
+    WithBlocks,
+    WithFormulas,
+    WithMemory,
+    WithStorage,
+    sharded,
+)
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.cache_checks import format_recounts
 from costproof.parametric.memory_checks import (
@@ -66,7 +75,6 @@ BLOCKS: Final = (
     "the cache is kept in blocks, no prefix is shared: the most that a call holds counts, and with the live peak, to "
     "which a layer adds its blocks when it writes, it is an upper bound"
 )
-WHOLE_MATRIX: Final = "the largest matrix that is unpacked is that of the whole model, no less than a rank's part of it"
 FURTHER_LAST: Final = "MTP modules are on the last stage of the pipeline, as in vLLM (GPUModelRunner)"
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings whose limits are searched."""
@@ -213,7 +221,8 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
         if found.counted and found.target is not None:
             check_recounts(memory_recounts(found.target, {(workload.rank,): answer}, answer))
         elif found.exported is not None:
-            check_recounts(graph_recounts(answer, found.exported.target, found.exported.ledger))
+            run = found.exported
+            check_recounts(graph_recounts(answer, run.target, run.ledger, run.peaks))
         return answer
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))
@@ -274,7 +283,9 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     if converted and of.next_token:
         what = "the weights of MTP modules are counted in the dtype of the checkpoint"
         raise BadInput(what, where="--dtype, --mtp", expected=getattr(read.origin, "dtype", None), got=dtype)
-    unpacked = quantised.largest_matrix * element if quantised is not None and quantised.formats else None
+    unpacked = None
+    if quantised is not None and quantised.formats:
+        unpacked = _largest_matrix(read, quantised if without is None else without) * element
     if side.workload.mesh.fsdp > 1:
         unpacked = gathered_bytes(read.target, side.workload)
         held = None if unpacked is None else held
@@ -319,13 +330,28 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
             *((FURTHER_LAST,) if every is not None and side.workload.mesh.pp > 1 else ()),
             *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
-            *((WHOLE_MATRIX,) if unpacked and side.workload.mesh.tp > 1 and side.workload.mesh.fsdp == 1 else ()),
             *((f"weights that are not quantised are in {dtype}, unlike stored ones",) if converted else ()),
         ),
         rank=None if side.workload.mesh.one else side.workload.rank,
         binding_ranks=() if held is None else _binding_ranks(read.target, side.workload, every),
     )  # fmt: skip
     return _with_graph(answer if blocked is None else _in_blocks(answer, blocked, by_stage), read)
+
+
+def _largest_matrix(read: Operand, stored: StoredCheckpoint) -> int:
+    """Return the number of weights of the largest quantised matrix, on a mesh that of the counted rank's parts.
+
+    Args:
+        stored: the checkpoint without MTP modules, whose matrices are those of a layer of the decoder.
+    """
+    run, model = read.baseline.workload, read.target
+    if run.mesh.one or run.mesh.fsdp > 1 or not isinstance(model, WithFormulas):
+        return stored.largest_matrix
+    one, own = (largest_matrix(model, of) for of in (run.on_mesh(), run))
+    if one is None or own is None:
+        return stored.largest_matrix
+    check_recounts([Recount("memory", "all quantised weights", "largest matrix", one, stored.largest_matrix)])
+    return own
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:

@@ -555,6 +555,10 @@ def _pair_problems(config: SharedDecoder, workload: Workload, *, joint: bool = F
     if refused:
         return
     top_k, layers = int(getattr(config, "top_k", 0)), sum(routed_layers(config))
+    if not layers:
+        what, fix = "no layer of this model has routed experts", f"leave out --{PAIRS} and --{DISPATCH}"
+        yield BadInput(what, where=f"--{PAIRS}", expected="a layer with routed experts", got=text[:80], fix=fix)
+        return
     try:
         if not table:
             _check_stages(workload, RoutedLayers(layers, experts, top_k, 0, 0), text)

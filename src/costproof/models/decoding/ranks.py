@@ -241,6 +241,8 @@ def _not_run(plans: tuple[Plan, Plan]) -> str:
     """Return a phrase on the feature of a plan that transformers lacks; empty if it has all."""
     if ROWS_ALONE in plans[0].values():
         return "has no single sum over ranks for routed and shared experts"
+    if {"turned_colwise", "turned_rowwise"} & {*plans[0].values()}:
+        return "divides experts by column or row only where gate and up projections are stored one after the other"
     return "" if {*plans[0]} | {*plans[1]} else "splits no module"
 
 
