@@ -294,7 +294,7 @@ def check_collectives_and_copies(text: str, data: dict[str, Any], parallel: dict
         r"nothing is left over: (.*?)\.(?: The sums of other metrics are not split into copies: (.*)\.)?$", text, re.M
     )
     for sentence, metrics in ((explained, summed), (left, others)):
-        assert sentence == ", ".join(info.title for m, info in EVERY_METRIC.items() if m in metrics)
+        assert sentence == "; ".join(info.title for m, info in EVERY_METRIC.items() if m in metrics)
 
 
 def check_dispatches(
@@ -535,9 +535,9 @@ def test_what_the_copies_explain_is_named(tmp_path: Path) -> None:
     assert others not in text
     (tmp_path / "parts").mkdir()
     _, parts, _, _ = reported(tmp_path / "parts", *run, "--fsdp", "2", "--batch", "2")
-    assert parts.partition(others)[2].startswith("stored bytes, stored elements, resident bytes.")
+    assert parts.partition(others)[2].startswith("stored bytes; stored elements; resident bytes.")
     (sentence,) = (line for line in text.splitlines() if line.startswith("Of these metrics all ranks together have"))
-    named = ", ".join(info.title for m, info in EVERY_METRIC.items() if m in summed)
+    named = "; ".join(info.title for m, info in EVERY_METRIC.items() if m in summed)
     assert sentence.partition("nothing is left over: ")[2].partition(".")[0] == named
     # Two layers of two norms and the last norm, of 4,096 parameters each, are on 7 ranks too many.
     norms = [d for d in data["duplicates"] if d["metric"] in ("params", "weight_bytes")]
@@ -561,8 +561,8 @@ def test_metrics_without_copies_are_named(tmp_path: Path) -> None:
     ((explained, left),) = re.findall(
         r"nothing is left over: (.*?)\. The sums of other metrics .* copies: (.*)\.$", text, re.M
     )
-    assert left == "stored bytes, FLOPs"
-    assert not {"stored bytes", "FLOPs"} & {*explained.split(", ")}
+    assert left == "stored bytes; FLOPs"
+    assert not {"stored bytes", "FLOPs"} & {*explained.split("; ")}
 
 
 @pytest.mark.parametrize(
