@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
 import pytest
 
 from costproof import api
-from costproof.claims import Judgement
+from costproof.claims import Judgement, catalogue
+from costproof.claims.attention_mistakes import WINDOWS
+from costproof.claims.catalogue import _seen
+from costproof.claims.effects import Mistake
 from costproof.claims.judge import judge_claim
 from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, Formula, PublishedClaim
 from costproof.ledger.capture import Capture
+from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import Metric
 from costproof.models.registry import mistakes_of
 from tests.oracles.claims import causes as sets_of
@@ -267,3 +273,30 @@ def test_training_by_parameters_and_attention() -> None:
     halved = 6 * 8_030_261_248 * tokens + 6 * 32 * 32 * 128 * tokens**2
     found = judged(counted("llama-3.1-8b", text_tokens=tokens), "prefill", "flops", halved)
     assert {"2ND and attention: all", "6ND", "causal half"} in causes(found)
+
+
+def test_keys_that_tokens_see() -> None:
+    # 1 + 2 + 3 + 4 + 5, and 1 + 2 + 3 + 3 + 3.
+    assert (_seen(5), _seen(5, 3), _seen(0), _seen(-1)) == (15, 12, 0, 0)
+
+
+def _shifted(form: Any) -> Any:
+    return lambda *of: None if (found := form(*of)) is None else found + Fraction(1, 7)
+
+
+@pytest.mark.parametrize("metric", ["flops", "kv_cache_bytes", "kv_read_bytes"])
+@pytest.mark.parametrize("number", [i for i, one in enumerate(WINDOWS)])
+def test_a_mistaken_factor_is_found(number: int, metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a claim that no other number of the command shows to be wrong."""
+    one = WINDOWS[number]
+    if metric not in one.metrics or one.cause.startswith("chunk"):
+        return
+    at = counted("gpt-oss-20b", text_tokens=S, new_tokens=3)
+    stage = "decode" if ("full" in one.cause and metric != "kv_cache_bytes") or metric == "kv_read_bytes" else "prefill"
+    judged(at, stage, metric, 1)
+    assert isinstance(one, Mistake)
+    changes = tuple(replace(change, factor=_shifted(change.factor)) for change in one.changes)
+    table = tuple(replace(one, changes=changes) if i == number else of for i, of in enumerate(WINDOWS))
+    monkeypatch.setattr(catalogue, "WINDOWS", table)
+    with pytest.raises(Bug, match=f"{one.cause}.*factor"):
+        judged(at, stage, metric, 1)

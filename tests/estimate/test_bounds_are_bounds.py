@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
@@ -22,7 +24,9 @@ from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak
 from costproof.estimate.roofline import Roofline, bounds, roof
 from costproof.ledger.baseline import Folded, RowTree
-from costproof.opgraph.account import arithmetic_dtype, skippable_flops
+from costproof.ledger.errors import Bug
+from costproof.ledger.metrics import ARITHMETIC
+from costproof.opgraph.account import _multiplied_in, arithmetic_dtype, skippable_flops
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.kept import FirstKnown, kept_work
@@ -30,6 +34,7 @@ from costproof.opgraph.mask_bands import band_pairs
 from costproof.reports.roofline import floor_sentence, module_bound_sentence, omission_notes, peak_notes
 from tests.support.opcalls import call, value
 
+account_module: Any = importlib.import_module("costproof.opgraph.account")
 RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
 FREE: Final = Device(
     "free", "a published one", "published", {},
@@ -237,7 +242,9 @@ def op(name: str, *dtypes: str, out: str, **attrs: Any) -> OpCall:
         (op("aten.mm", "int32", "int32", out="int32"), "other"),
         (op("aten.mm", "int8", "int32", out="int32"), "other"),
         (op("aten.linear", "float32", "float32", out="float32", autocast="bfloat16"), "bfloat16"),
+        (op("aten.linear", "float64", "float64", out="float64", autocast="bfloat16"), "float64"),
         (op("aten.mm", "complex64", "complex64", out="complex64"), "float32"),
+        (op("aten.mm", "complex32", "bfloat16", out="complex32"), "float16"),
         (op("aten.mm", "float4_e2m1fn_x2", "float4_e2m1fn_x2", out="bfloat16"), "float4"),
         (op("aten.mm", "float6_e3m2", "bfloat16", out="bfloat16"), "other"),
     ],
@@ -245,6 +252,45 @@ def op(name: str, *dtypes: str, out: str, **attrs: Any) -> OpCall:
 )
 def test_the_dtype_of_an_operator(one: OpCall, dtype: str) -> None:
     assert arithmetic_dtype(one) == dtype
+    assert _multiplied_in(one) == dtype
+
+
+class Narrow(nn.Module):
+    """Products in float8, in int8, and under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            wide = self.up(x)
+        one, octets = torch.ones((), device=x.device), torch.ones(32, 16, dtype=torch.int8, device=x.device)
+        eighths, weights = wide.to(torch.float8_e4m3fn), self.up.weight.to(torch.float8_e4m3fn)
+        scaled = torch._scaled_mm(eighths, weights.t(), one, one, out_dtype=torch.bfloat16)
+        return scaled.float() + torch._int_mm(wide.to(torch.int8), octets).float().sum()
+
+
+def _widest(one: OpCall) -> str:
+    found = {v.dtype.partition("_")[0] for v in (*one.tensors, *one.outputs)}
+    return next(dtype for dtype in ARITHMETIC if dtype in found)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [_widest, lambda one: one.outputs[0].dtype, lambda one: of if (of := arithmetic_dtype(one)) != "int8" else "other"],
+    ids=["the widest", "that of the result", "int8 as other integers"],
+)
+def test_a_mistaken_dtype_is_found(wrong: Callable[[OpCall], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graph and trace share the dtype of an operator, so that they agree on a mistaken one."""
+    x = torch.zeros(32, 32)
+    costs = [n.costs for ledger in api.count(Narrow(), x).capture.ledgers for n in ledger.nodes]
+    # Two products of 32 x 32 x 32 and one of 32 x 32 x 16, each 2 FLOPs, by export and by trace.
+    summed = {dtype: sum(of.get(f"{dtype}_flops") or 0 for of in costs) for dtype in ("bfloat16", "float8", "int8")}
+    assert summed == {"bfloat16": 2 * 65_536, "float8": 2 * 65_536, "int8": 2 * 32_768}
+    monkeypatch.setattr(account_module, "arithmetic_dtype", wrong)
+    with pytest.raises(Bug, match="counted in another way"):
+        api.count(Narrow(), x)
 
 
 def folded(**costs: int | None) -> Folded:

@@ -14,7 +14,7 @@ import pytest
 import costproof
 from costproof.algebra.conditions import Condition
 from costproof.estimate.memory import Fits, MemoryLimit
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
@@ -116,6 +116,15 @@ def test_each_estimate_tells_how_far_exports_are(folder: Path) -> None:
         phases.clear()
         call()
         assert "static" in phases, name
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_live_limit_of_other_bytes_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without the weights: its graphs have other sizes than the limit has."""
+    right = GraphRun.live_limit
+    monkeypatch.setattr(GraphRun, "live_limit", lambda self, setting, lasting, room: right(self, setting, 0, room))
+    with pytest.raises(Bug, match="weights and live peak: bytes at batch"):
+        costproof.fits(f"hf:{folder}/c.json,batch=2,seq-len=10", memory=ROOM)
 
 
 @pytest.mark.usefixtures("one_process")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any, Final
 
 import pytest
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Bug
 from costproof.weights.stored import Stored, stored, without
 
+stored_module: Any = importlib.import_module("costproof.weights.stored")
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"}
@@ -166,6 +168,49 @@ def test_what_cannot_be_read_beside_the_configuration_is_refused(name: str, tmp_
     os.mkfifo(tmp_path / name)
     with pytest.raises(BadInput, match="not a regular file"):
         stored({}, path)
+
+
+OF_TOOLS: Final[dict[str, dict[str, Any]]] = {
+    "hf_quant_config.json": MODELOPT, "quantize_config.json": {"bits": 4, "group_size": 128},
+    "quantization_config.json": {"quant_method": "auto-round", "bits": 4},
+    "quant_config.json": {"w_bit": 4, "q_group_size": 64}, "quanto_qmap.json": {"lm_head": {"weights": "qint8"}},
+    "quantization_map.json": {"lm_head": {"weights": "qint4"}},
+    "quant_model_description_w8a8.json": {"model_quant_type": "W8A8"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_TOOLS)
+def test_a_file_that_is_not_looked_for_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).write_text(json.dumps(OF_TOOLS[name]), encoding="utf-8")
+    assert stored({}, tmp_path / "config.json").quantised
+    monkeypatch.setattr(stored_module, "QUANTISATION_FILES", [n for n in stored_module.QUANTISATION_FILES if n != name])
+    monkeypatch.setattr(stored_module, "_DESCRIPTIONS", "none*")
+    with pytest.raises(Bug, match=f"{name}: the description of quantised weights is read"):
+        stored({}, tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("described", [AWQ, FP8, BNB, COMPRESSED, {"quant_algo": "FP8"}, {"bits": 8, "group_size": 64}])
+@pytest.mark.parametrize("where", ["", "text_config", "thinker_config.text_config"])
+def test_a_description_that_is_not_looked_for_is_found(
+    described: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: dict[str, Any] = {"quantization_config": described}
+    for name in where.split(".")[::-1]:
+        config = {name: config} if name else config
+    assert stored(config, None).quantised
+    monkeypatch.setattr(stored_module, "_described", lambda data, path: iter(()))
+    with pytest.raises(Bug, match="the description of quantised weights is read"):
+        stored(config, None)
+
+
+def test_what_describes_no_weights(tmp_path: Path) -> None:
+    """A codec has quantisers, logs have quantiles, other models have configurations, and 16 bits are plain."""
+    named = {"eval_quantiles.json": {"weights": 1}, "Qwen-quantized.json": {"model_type": "qwen2", "bits": 4},
+             "quant_log.json": {"perplexity": 5.5}}  # fmt: skip
+    for name, data in named.items():
+        (tmp_path / name).write_text(json.dumps(data), encoding="utf-8")
+    codec = {"num_quantizers": 8, "quant_noise": 0.1, "sub": [{"bits": 16, "group_size": 64}], "group_size": 4}
+    assert stored({**codec, "quantization_config": None}, tmp_path / "config.json") == Stored()
 
 
 DOWN: Final = "layers.0.mlp.down_proj"

@@ -16,6 +16,7 @@ import pytest
 
 import costproof
 from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.estimate import links
 from costproof.estimate.arithmetic import FUSED, Arithmetic
 from costproof.ledger.baseline import Folded
@@ -102,7 +103,22 @@ def _formulas(family: Any, preset: str | None = None, **given: Any) -> Callable[
     return lambda: evaluate_formulas(model := family.default(), model.workload(preset, **given))
 
 
+def _never_freed(tape: MemoryTape, inputs_held: bool, right: Any = MemoryTape._each_event) -> Any:
+    return right(tape, True)
+
+
+def _freed_early(tape: MemoryTape, inputs_held: bool, right: Any = MemoryTape._each_event) -> Any:
+    """Yield releases before the allocation of the last reader."""
+    events = [*right(tape, inputs_held)]
+    ends = [i for i in range(len(events) - 1) if events[i][1] > 0 > events[i + 1][1]]
+    for i in ends:
+        events[i], events[i + 1] = events[i + 1], events[i]
+    yield from events
+
+
 PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
+    "inputs that stay": ((MemoryTape, "_each_event", _never_freed), _fits(f"{LLAMA},past=300")),
+    "memory freed before the result exists": ((MemoryTape, "_each_event", _freed_early), _fits(LLAMA)),
     "masks of two bytes for three": ((memory_module, "_MASK_BYTES", "(2*b + 4)*"), _fits(LLAMA)),
     "T for P": ((memory_module, "_PREFIXES", "kMGPT"), _fits(LLAMA, "3TB")),
     "a window cached without its last token": (

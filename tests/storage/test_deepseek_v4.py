@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from costproof.ledger.errors import Bug
 from costproof.models.registry import load_target
 from costproof.run.stored import ReadingsDiffer, stored
+from costproof.storage import scheme
 from costproof.storage.scheme import UnknownFormat
 from costproof.tracers import stored_module
 from costproof.tracers.storage import built_quantised, storage_of_run
@@ -189,4 +191,36 @@ def test_a_mistake_in_the_mtp_module_is_found(
     target = made(tmp_path)
     monkeypatch.setattr(stored_module, "next_token_tensors", planted(stored_module, "next_token_tensors", old, new))
     with pytest.raises(ReadingsDiffer, match=f"in published headers\n.*{where}"):
+        stored(target, next_token=1)
+
+
+@pytest.mark.parametrize(("left", "source"), [
+    ("attn_hc", "static"), ("ffn_hc", "static"), ("hc_head", "static"), ("sinks", "static"),
+    ("position_bias", "static"), ("sinks", "dynamic"), ("position_bias", "dynamic"), ("", "dynamic"),
+])  # fmt: skip
+def test_what_files_have_in_float32_is_counted_again(
+    left: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sources share the list of it; an entry too many is found as one too few is."""
+    target: Any = load_target(made(tmp_path))
+    model = target.build_stored()
+    names = [name for name in scheme._IN_FLOAT32["deepseek_v4"] if name != left]
+    monkeypatch.setitem(scheme._IN_FLOAT32, "deepseek_v4", (*names, *(() if left else ("gate",))))
+    with pytest.raises(Bug, match="bits of an element"):
+        stored(made(tmp_path)) if source == "static" else storage_of_run(target, model, target.workload())
+
+
+@pytest.mark.parametrize(("old", "new", "where"), [
+    ('{name}.weight", dtype, (width,)) for', '{name}.weight", "F32", (width,)) for', "enorm"),
+    ("yield replace(tensor, name=layer + part", 'yield replace(tensor, dtype="F32", name=layer + part', "attn.wq_a"),
+    ("yield replace(tensor, name=layer + part",
+     'yield replace(tensor, dtype="BF16" if tensor.stands_for else tensor.dtype, name=layer + part', "attn.wq_a"),
+    ("replace(one, name=layer + one.name)", 'replace(one, dtype="BF16", name=layer + one.name)', "hc_head_fn"),
+])  # fmt: skip
+def test_a_mistaken_dtype_in_the_mtp_module_is_found(
+    old: str, new: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = made(tmp_path)
+    monkeypatch.setattr(stored_module, "next_token_tensors", planted(stored_module, "next_token_tensors", old, new))
+    with pytest.raises(Bug, match=f"MTP modules, {where}.*bits of an element"):
         stored(target, next_token=1)

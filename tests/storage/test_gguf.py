@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from costproof import stored
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.models.registry import load_target
 from costproof.storage import checkpoint as naming
+from costproof.storage import headers
 from costproof.storage.gguf import GgufTensor, gguf_tensors, split_latents
 from costproof.storage.headers import GGUF_TYPES, FileSection, gguf_sections, read_header
 from costproof.storage.tensors import BLOCKS as BLOCKS_OF_TYPES
+from tests.storage.test_library_reading import planted
 from tests.storage.test_metrics import counted
 from tests.support.running import costproof
 
@@ -160,6 +162,21 @@ def test_a_file_that_the_library_of_the_format_wrote() -> None:
     assert {str(of[0]) for of in found.values()} == {*GGUF_TYPES.values()} - {"Q8_1"}
     sections = sum(section.bytes for section in gguf_sections(file))
     assert sections + sum(int(str(of[2])) for of in found.values()) == written["file_bytes"]
+
+
+@pytest.mark.parametrize("alignment", [None, 4096])
+@pytest.mark.parametrize(("old", "new"), [
+    ('FileSection("table of tensors", stream.tell() - before)', 'FileSection("table of tensors", stream.tell())'),
+    ('FileSection("version and counts", stream.tell())', 'FileSection("version and counts", stream.tell() - 4)'),
+    ('FileSection(f"key {key}", stream.tell() - before)', 'FileSection(f"key {key}", len(key))'),
+    ("filled = -stream.tell() % alignment +", "filled ="),
+    ("+ sum(-tensor.bytes % alignment for tensor in found)", ""),
+])  # fmt: skip
+def test_a_mistake_in_the_sections_is_found(old: str, new: str, alignment: int | None, tmp_path: Path) -> None:
+    file = write(tmp_path, {"a": ((3,), F32), "b": ((5,), F16)}, alignment)
+    assert gguf_sections(file)
+    with pytest.raises(Bug, match="of a GGUF file"):
+        planted(headers, "gguf_sections", old, new)(file)
 
 
 def test_a_block_of_intermediate_results_is_that_of_ggml() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ import pytest
 from costproof.ledger.errors import Bug
 from costproof.models.registry import load_target
 from costproof.models.target import WithFormulas
-from costproof.run.stored import ReadingsDiffer, stored
+from costproof.run.stored import ReadingsDiffer, _further_recounts, stored
 from costproof.storage import formats, scheme
 from costproof.tracers import headers, stored_module
 from costproof.weights.library_reading import LibraryReading, library_reading, products_stated
@@ -215,6 +216,59 @@ def test_a_mistake_in_the_module_for_further_tokens_is_found(
     monkeypatch.setattr(stored_module, "next_token_tensors", planted(stored_module, "next_token_tensors", old, new))
     with pytest.raises(ReadingsDiffer, match=f"in published headers\n.*{where}"):
         stored(target, next_token=1)
+
+
+@pytest.mark.parametrize(("old", "new", "where"), [
+    ('{name}.weight", dtype, (width,)) for', '{name}.weight", "F32", (width,)) for', "enorm"),
+    ('}.weight", dtype, size)', '}.weight", "F32", size)', "embed_tokens"),
+    ("yield replace(tensor, name=layer + part", 'yield replace(tensor, dtype="I8", name=layer + part', "self_attn"),
+])  # fmt: skip
+def test_a_mistaken_dtype_in_the_module_for_further_tokens_is_found(
+    old: str, new: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write(tmp_path, DEEPSEEK, FP8)
+    monkeypatch.setattr(stored_module, "next_token_tensors", planted(stored_module, "next_token_tensors", old, new))
+    with pytest.raises(Bug, match=f"MTP modules, {where}.*bits of an element"):
+        stored(target, next_token=1)
+
+
+QWEN: dict[str, Any] = {
+    **LLAMA, "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+FURTHER: dict[str, tuple[dict[str, Any], str]] = {
+    "qwen3_5_text": (QWEN, "mtp_num_hidden_layers"), "deepseek_v3": (DEEPSEEK, "num_nextn_predict_layers"),
+    "qwen3_5": ({"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": QWEN},
+                "mtp_num_hidden_layers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stated", [None, 0, 1])
+@pytest.mark.parametrize("name", FURTHER)
+def test_the_number_of_modules_for_further_tokens_is_counted_again(
+    name: str, stated: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, key = FURTHER[name]
+    config = json.loads(json.dumps(config))
+    inner = config.get("text_config", config)
+    inner.pop(key, None)
+    inner |= {} if stated is None else {key: stated}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    target = f"hf:{tmp_path / 'config.json'}"
+    stored(target)
+    wrong = replace(stored_module.FURTHER[name], key="of no configuration", usual=7)
+    monkeypatch.setitem(stored_module.FURTHER, name, wrong)
+    with pytest.raises(Bug, match="modules of the model"):
+        stored(target)
+
+
+@pytest.mark.parametrize("name", stored_module.FURTHER)
+def test_every_family_with_modules_for_further_tokens_has_a_second_count(name: str) -> None:
+    of = stored_module.FURTHER[name]
+    for stated, expected in ({}, of.usual), ({of.key: 0}, 0), ({of.key: 3}, 3):
+        config = SimpleNamespace(to_dict=lambda stated=stated: stated)
+        (found,) = _further_recounts(config, name, 7)
+        assert (found.found, found.again) == (7, expected)
 
 
 def test_the_first_pattern_of_gptq_decides(tmp_path: Path) -> None:

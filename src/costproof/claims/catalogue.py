@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
+from math import inf
 
+from costproof.algebra.series import CACHED
 from costproof.claims.attention_mistakes import LATENTS, ROWS, WINDOWS
 from costproof.claims.effects import ClaimTerms, Effect, Mistake, Mistakes, MistakeTable
 from costproof.claims.memory_mistakes import BYTES_AND_CACHES, FORMATS, PEAKS, RANKS
 from costproof.claims.mistakes import DECODER, REST, RULES_OF_THUMB, TRAINING, VIEWS, units
+from costproof.claims.terms import ClaimTerm
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.metrics import Metric
 
 
@@ -36,6 +42,7 @@ def effects(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mappin
     merged: dict[tuple[object, ...], Effect] = {}
     for mistake in _mistakes(terms, metric, own, everywhere):
         effect = mistake.effect(terms)
+        check_recounts(_window_recounts(mistake, effect, terms, metric))
         factors = {i: f for i, f in effect.factors.items() if terms[i].value}
         switches = frozenset(i for i in effect.switches if terms[i].value and factors.get(i) != 0)
         if not switches and not factors:
@@ -56,6 +63,69 @@ def _mistakes(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mapp
     for row in mistake_table(own):
         if metric in row.metrics:
             yield from [row] if isinstance(row, Mistake) else row.rows(terms, everywhere)
+
+
+def _seen(until: int, most: float = inf) -> int:
+    """Return the number of keys that the tokens 1 to ``until`` see, each itself and those before, at most ``most``."""
+    growing = int(min(max(until, 0), most))
+    return growing * (growing + 1) // 2 + growing * (max(until, 0) - growing)
+
+
+def _in_window(cause: str, requires: str, metric: Metric, term: ClaimTerm) -> tuple[int, int] | None:
+    """Return the fraction of a term that a mistake on windows or chunks counts: what it has, and what is right.
+
+    By sums over all positions of what each token sees or holds, apart from the factors of the mistakes.
+
+    Returns:
+        ``None`` for other mistakes.
+    """
+    v, width, past = term.values, term.window or term.chunk, term.values.get(CACHED.name, 0)
+    if cause.startswith(("window S x W", "window band", "chunk S x C", "chunk triangles")) and "S" in v:
+        end, most = past + v["S"], inf if term.chunk else width
+        counted = v["S"] * width if " x " in cause else _seen(end, most) - _seen(past, most)
+        if "triangles" in cause:  # the first token of a chunk sees one, the last all
+            counted = sum(sign * (_seen(n % width) + n // width * _seen(width)) for n, sign in ((end, 1), (past, -1)))
+        behind = min(past, width - 1) if term.window else past
+        right = v["S"] * (behind + v["S"])
+        if requires == "causal triangle":
+            right = _seen(behind + v["S"]) - _seen(behind)
+        halves = {"causal half": (2, 1), "causal 1.8": (9, 5)}
+        more, less = halves.get(requires, (1, 1))
+        return counted * more, right * less
+    first, last = v.get("P", 0), v.get("P", 0) + v.get("N", 0)
+    if cause == "windows as full attention":
+        last = first + 1 if requires else last
+        return _seen(last) - _seen(first), _seen(last, width) - _seen(first, width)
+    if cause == "windows cached in full" and metric == "kv_cache_bytes":
+        return (v["S"], min(v["S"], width - 1)) if "S" in v else (1, 1)
+    if cause == "windows cached in full":  # what a step reads was there before it
+        return _seen(last - 1) - _seen(first - 1), _seen(last - 1, width - 1) - _seen(first - 1, width - 1)
+    if cause == "cache of windows missing":
+        return 0, 1
+    if cause == "window cached with its own token":
+        held = v.get("S", v.get("P", 0))
+        return min(held, width), min(held, width - 1)
+    if found := re.fullmatch(r"blocks of (\d+) tokens", cause):
+        size = int(found[1])
+        held = v.get("S", 0) if not term.window else min(v.get("S", 0), width - 1)
+        if "S" in v:
+            return held + -held % size, held
+        if {"N", "P"} <= v.keys() and not term.window:
+            return (last + -last % size) - (first + -first % size), last - first
+        return 1, 1
+    return None
+
+
+def _window_recounts(mistake: Mistake, effect: Effect, terms: ClaimTerms, metric: Metric) -> Iterator[Recount]:
+    """Yield second counts of the factors of mistakes on windows, chunks and blocks."""
+    if mistake.family not in ("window", "chunk", "blocks"):
+        return
+    for i, term in enumerate(terms):
+        if any(change.pick(term) for change in mistake.changes):
+            again = _in_window(mistake.cause, mistake.requires, metric, term)
+            if again is not None and again[1]:
+                where = f"{mistake.cause}, {term.role or term.owner}"
+                yield Recount("claim", where, "factor", effect.factors.get(i, Fraction(1)), Fraction(*again))
 
 
 STATED: dict[tuple[str, str], str] = {

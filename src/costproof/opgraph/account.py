@@ -5,6 +5,7 @@ FLOPs and bytes that another algorithm for the same result can skip are counted 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -184,11 +185,14 @@ def account(
 def _dtype_recounts(
     costed: CostedGraph, found: Iterable[Mapping[Metric, list[Size | None]]], run_dtype: str
 ) -> Iterator[Recount]:
-    """Yield second counts of the FLOPs in each dtype besides the run's, over all operators, in place of by node."""
+    """Yield second counts of the FLOPs in each dtype besides the run's, over all operators, in place of by node.
+
+    The dtype of each operator is read again, by :func:`_multiplied_in`.
+    """
     again: dict[str, list[Size]] = {}
     for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
         if not isinstance(cost, UnknownCost) and cost.comm is None:
-            again.setdefault(arithmetic_dtype(op), []).append(cost.flops)
+            again.setdefault(_multiplied_in(op), []).append(cost.flops)
     again.pop(run_dtype, None)
     nodes = [*found]
     for dtype in ARITHMETIC:
@@ -221,6 +225,33 @@ def arithmetic_dtype(op: OpCall) -> str:
         found.append(op.attrs[AUTOCAST])
     known = [dtype for dtype in ARITHMETIC if dtype in found]
     return known[-1] if known and len(known) == len({*found}) else ARITHMETIC[-1]
+
+
+_OPERANDS: Final = {"_scaled_mm": 2, "_int_mm": 2}
+"""Number of leading arguments that an operator multiplies, by the schemas of torch; the others are scales."""
+_FLOATING: Final = re.compile(r"(b?float|complex)(\d+)")
+_OF_BITS: Final = {64: "float64", 32: "float32", 16: "float16", 8: "float8", 4: "float4"}
+
+
+def _multiplied_in(op: OpCall) -> str:
+    """Return the dtype in which an operator multiplies, read apart from :func:`arithmetic_dtype`.
+
+    It compares the bits in names of dtypes, without the order of :data:`ARITHMETIC`; of operators with scales it reads
+    the operands alone.
+    """
+    kind = canonical(op.name)
+    operands = [v.dtype for v in op.tensors[: _OPERANDS.get(kind)]]
+    if not any(map(_FLOATING.match, operands)):
+        return "int8" if all(re.fullmatch("u?int8", dtype) for dtype in operands) else "other"
+    every = operands if kind in _OPERANDS else [*operands, *(v.dtype for v in op.outputs)]
+    read = [found for dtype in every if (found := _FLOATING.match(dtype))]
+    if {"float64", "complex128"}.isdisjoint(every):  # which autocast leaves as they are
+        read += [found for found in (_FLOATING.match(op.attrs.get(AUTOCAST) or ""),) if found]
+    kinds: dict[int, set[str]] = {}
+    for found in read:  # a complex number is two
+        kinds.setdefault(int(found[2]) // (2 if found[1] == "complex" else 1), set()).add(found[1])
+    names = {**_OF_BITS, 16: "bfloat16" if kinds.get(16) == {"bfloat"} else "float16"}
+    return names[min(kinds)] if kinds.keys() <= names.keys() else "other"
 
 
 def _uncounted_module_error(op: OpCall) -> Incomplete:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import parse
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.estimate.memory import Fits, MemoryLimit, MeshTried
 from costproof.ledger.errors import CostproofError, Recount
 from costproof.ledger.mesh import PLAN, RANK
@@ -62,10 +63,18 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
             yield from _limit(model, held, found, limit)
 
 
-def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | None = None) -> Iterator[Recount]:
+def graph_recounts(
+    found: Fits,
+    model: Target | None = None,
+    counted: Ledger | None = None,
+    peaks: Mapping[tuple[int, int], Mapping[str, int]] | None = None,
+) -> Iterator[Recount]:
     """Yield second counts of the sums and limits of a run without formulas, computed from one another.
 
     A cache has equal parts for all sequences, and grows with a text by no more than at its beginning.
+
+    Args:
+        peaks: peaks of the graphs that were exported for limits, by stage, by (batch, text tokens).
     """
     yield from _parts(found)
     cache, certain, run = found.cache_bytes, found.certain_bytes, found.workload
@@ -89,6 +98,11 @@ def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | N
         slope = Fraction(ends[1].bytes - ends[0].bytes, ends[1].at - ends[0].at) if len(ends) == 2 else None
         for point in ends:
             where = f"bytes at {limit.setting} {point.at}"
+            at = _with(run, limit, point.at)
+            alive = (peaks or {}).get((at.batch, at.text_tokens))
+            if limit.held == _LIVE and alive:
+                most = sum((found.lasting_bytes, found.unpacked_bytes or 0, max(alive.values())))
+                yield Recount("memory", limit.held, where, point.bytes, most)
             affine = slope == grown[limit.setting] or (slope is None and point.at == own)
             if limit.held == "weights and cache" and affine:
                 again = certain + grown[limit.setting] * (point.at - own)
@@ -335,6 +349,12 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
     prompt = next((of["S"] for (stage, _), of in calls.items() if stage == "prefill" and "S" in of), None)
     before = run.past + (prompt or 0)
+    for place, tape in model.memory(run).items():
+        values = {**model.info().symbols, **calls[place[:2]]}
+        if {CONTEXT.name, "N"} <= values.keys():
+            values[CONTEXT.name] += values["N"] - 1
+        where_of = f"{where}, {'/'.join(filter(None, place))}"
+        yield Recount("memory", where_of, "live_bytes", peaks[place], _replayed(tape, values))
     for place, tape in model.memory(run).items() if prompt is not None and run.mesh.one and not run.rows else ():
         of_call = {**model.info().symbols, **calls[place[:2]]}
         # The cache of the last step has all tokens before it; that of a decoder after an encoder is apart.
@@ -347,6 +367,26 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     last = replace(run, logits="last")
     few = live_peaks(model, last, inputs_held=False) if run != last and _is_accepted(model, last) else {}
     yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, max(few.values(), default=0))
+
+
+def _replayed(tape: MemoryTape, values: Mapping[str, int]) -> int:
+    """Return the most bytes alive at once when the operators of a tape run in order, each freeing what nothing reads.
+
+    Inputs are freed as all else. What a call returns stays.
+    """
+    known = {n: n if isinstance(n, int) else evaluate(n, values) for n in {*tape.sizes}}
+    size = [known[n] for n in tape.sizes]
+    readers = Counter(piece for _, reads in tape.steps for piece in {*reads})
+    held = most = sum(size[piece] for piece in tape.inputs)
+    for made, reads in tape.steps:
+        if made is not None:
+            held += size[made]
+            most = max(most, held)
+        for piece in {*reads}:
+            readers[piece] -= 1
+        for piece in {*reads, *(() if made is None else (made,))}:
+            held -= size[piece] if not readers[piece] and piece not in tape.results else 0
+    return most
 
 
 def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:

@@ -395,11 +395,12 @@ def dispatch_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 def receiver_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for each method with the copies to each rank, or node, under a given routing."""
     first = found.mesh.group("ep", found.rank)[0] if found.dispatches else 0
-    named = {"by-node": "nodes from 0"}
+    named = {"by-node": "nodes"}
     return [
         (d.stage, d.invocation, d.form,
-         f"{named.get(d.form, f'ranks from {first}')}: {', '.join(map(exact, d.sent_to))}")
-        for d in found.dispatches if d.sent_to
+         # Receivers divide the ranks of the group evenly: the first node is that of the first rank.
+         f"{named.get(d.form, 'ranks')} from {first * len(to) // found.mesh.ep}: {', '.join(map(exact, to))}")
+        for d in found.dispatches if (to := d.sent_to)
     ]  # fmt: skip
 
 

@@ -221,7 +221,8 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
         if found.counted and found.target is not None:
             check_recounts(memory_recounts(found.target, {(workload.rank,): answer}, answer))
         elif found.exported is not None:
-            check_recounts(graph_recounts(answer, found.exported.target, found.exported.ledger))
+            run = found.exported
+            check_recounts(graph_recounts(answer, run.target, run.ledger, run.peaks))
         return answer
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))

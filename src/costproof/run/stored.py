@@ -114,6 +114,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
                 further, further_by_rules = (list(next_token_tensors(model, of, next_token)) for of in readings)
                 params += _params_of(further, names.parameters)
                 text = attribute(model, "config").get_text_config()
+                check_recounts(_dtype_recounts(tensors, further))
                 again = _check_further(tensors, further, next_token, text, names.parameters)
                 check_recounts([Recount("checkpoint", "MTP modules", "parameters", params - facts.params, again)])
                 tensors, by_rules = tensors + further, by_rules + further_by_rules
@@ -297,16 +298,37 @@ _USUAL: Final = {"qwen3_next": 1, "mimo_v2_flash": 3}
 
 
 def _further_recounts(config: Any, model_type: str, found: int) -> Iterator[Recount]:
-    """Yield the MTP modules, from the key of the configuration that names layers of them."""
-    if config is None or model_type not in {*_USUAL, "deepseek_v3", "deepseek_v4", "glm4_moe", "mimo", "qwen3_5_text"}:
+    """Yield the MTP modules, from the key of the configuration that names layers of them, whether there are some."""
+    if config is None:
         return
     inner = attribute(config, "get_text_config", lambda: config)()
-    stated = [n for key, n in attribute(inner, "to_dict", dict)().items() if re.fullmatch(_NUMBER_OF_LAYERS, key)]
-    again = next((n for n in stated if type(n) is int), _USUAL.get(model_type, 0))
+    key = "mtp_num_hidden_layers" if re.match("qwen3_5(_|$)", model_type) else "num_nextn_predict_layers"
+    key = attribute(inner, "attribute_map", {}).get(key, key)
+    stated = attribute(inner, "to_dict", dict)().get(key)
+    again = stated if type(stated) is int else _USUAL.get(model_type, 0)
     yield Recount("checkpoint", "multi-token prediction", "modules of the model", found, again)
 
 
-_NUMBER_OF_LAYERS: Final = r"(num_)?(nextn_predict|mtp)_(num_hidden_)?layers"
+def _dtype_recounts(main: Iterable[StoredTensor], further: Iterable[StoredTensor]) -> Iterator[Recount]:
+    """Yield the bits of each tensor of MTP modules: as in the layers, and where these lack it as in the table."""
+    layers: defaultdict[tuple[str, bool], set[int]] = defaultdict(set)
+    table = set[int]()
+
+    def key(tensor: StoredTensor) -> tuple[str, bool]:
+        plain = not tensor.stands_for and tensor.purpose in ("weight", "bias", "buffer")
+        return re.sub(r".*\b(\w*layers|mtp)\.\d+\.", "", tensor.name), plain
+
+    for tensor in main:
+        if bits := DTYPE_BITS.get(tensor.dtype):
+            layers[key(tensor)].add(bits)
+            if key(tensor)[1] and re.search(r"(^|\.)embed(_tokens)?\.weight$", tensor.name):
+                table.add(bits)
+    for tensor in further:
+        part, plain = key(tensor)
+        found, expected = DTYPE_BITS[tensor.dtype], layers.get((part, plain)) or (table if plain else set())
+        if expected:
+            again = found if found in expected else min(expected)
+            yield Recount("checkpoint", f"MTP modules, {part}", "bits of an element", found, again)
 
 
 def _recounts(

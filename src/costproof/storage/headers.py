@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import IO, Any, Final
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Recount, check_recounts
 from costproof.ledger.files import json_in, read_json
 from costproof.storage.tensors import BLOCKS, StoredTensor, require_dtype
 
@@ -237,7 +237,27 @@ def _gguf(stream: IO[bytes], file: Path) -> tuple[tuple[HeaderTensor, ...], tupl
     sections.append(FileSection("table of tensors", stream.tell() - before))
     filled = -stream.tell() % alignment + sum(-tensor.bytes % alignment for tensor in found)
     sections.append(FileSection(f"alignment to {alignment} bytes", filled))
+    check_recounts(_section_recounts(sections, found, stream.tell(), starts[-1], alignment))
     return tuple(found), tuple(sections)
+
+
+def _section_recounts(
+    sections: Iterable[FileSection], tensors: Iterable[HeaderTensor], position: int, end: int, alignment: int
+) -> Iterator[Recount]:
+    """Yield second counts of the bytes before the data, and of the whole file, by places that the file itself states.
+
+    Args:
+        position: byte at which the table of tensors ends.
+        end: byte of the data at which the last tensor ends, filled up.
+    """
+    before, after = 0, 0
+    for section in sections:
+        after += section.bytes
+        before += 0 if section.name.startswith("alignment to") else section.bytes
+    yield Recount("checkpoint", "sections of a GGUF file", "bytes before the data", before, position)
+    data = -(-position // alignment) * alignment
+    every = after + sum(tensor.bytes for tensor in tensors)
+    yield Recount("checkpoint", "sections and tensors of a GGUF file", "bytes", every, data + end)
 
 
 _UINT32: Final = 4

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, TypeAlias
 
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import Incomplete, Recount
 
 Size: TypeAlias = Any
 """An integer, or a sympy expression of positive integers."""
@@ -101,6 +102,27 @@ def totals(tensors: Iterable[StoredTensor]) -> StoredTotals:
         elements[tensor.dtype] += tensor.elements
         size += tensor.bytes
     return StoredTotals(size, sum(elements.values()), tuple(sorted(elements.items())))
+
+
+_WIDE: Final = {
+    "deepseek_v4": re.compile(
+        r"(.*\.)?(hc_(attn|ffn|head)_(fn|base|scale)|attn_sink|ape"  # as files name them
+        r"|(attn_hc|ffn_hc)\.(fn|base|scale)|hc_head\.hc_(fn|base|scale)|sinks|position_bias)"  # and the class
+    )
+}  # fmt: skip
+"""Pattern of the names of parameters that files have in float32, by model type; source: headers of DeepSeek-V4-Pro."""
+
+
+def width_recounts(model_type: str, name: str, bits: int, usual: int) -> Iterator[Recount]:
+    """Yield a second count of the bits of a parameter's elements in a checkpoint, if its model type has wide ones.
+
+    Args:
+        usual: bits of those that are not wide.
+    """
+    wide = _WIDE.get(model_type)
+    if wide is not None:
+        again = 32 if wide.fullmatch(name) else usual
+        yield Recount("checkpoint", name, "bits of an element", bits, again)
 
 
 def require_dtype(dtype: str, where: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from unittest import mock
 
 from costproof.ledger.attributes import attribute
-from costproof.ledger.errors import first_line
+from costproof.ledger.errors import check_recounts, first_line
 from costproof.ledger.metrics import STORAGE, Metric
 from costproof.ledger.node import StatedDifference
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
@@ -22,7 +22,7 @@ from costproof.opgraph.tally import ParameterShapes
 from costproof.patches.sharding import PARTS, quiet
 from costproof.snapshots.copies import on_meta
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat, is_stored_in_float32
-from costproof.storage.tensors import STORED_AS
+from costproof.storage.tensors import STORED_AS, width_recounts
 from costproof.tracers.headers import layout_of, scheme_of
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
 from costproof.weights.stored import Stored
@@ -127,7 +127,8 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
         if name in persistent and size != 0:
             cast = stored_dtype is not None and dtype == workload.dtype and name in paths.parameters
             stored = stored_dtype if cast and stored_dtype is not None else dtype
-            stored = "float32" if is_stored_in_float32(model_type, name) else stored
+            usual, stored = stored, "float32" if is_stored_in_float32(model_type, name) else stored
+            check_recounts(width_recounts(model_type, name, 8 * _ITEM[stored], 8 * _ITEM[usual]))
             for metric, size_of in (("stored_bytes", _ITEM[stored]), ("stored_elements", 1)):
                 before = costs[metric]
                 costs[metric] = None if before is None else before + tensor.numel() * size_of

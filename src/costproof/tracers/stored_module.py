@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, check_recounts
 from costproof.snapshots.copies import held_bytes
 from costproof.storage import gguf
 from costproof.storage.checkpoint import ModelNames
@@ -23,7 +23,7 @@ from costproof.storage.scheme import (
     in_numbered_layer,
     is_stored_in_float32,
 )
-from costproof.storage.tensors import StoredTensor
+from costproof.storage.tensors import DTYPE_BITS, StoredTensor, width_recounts
 from costproof.weights.library_reading import LibraryReading
 from costproof.weights.stored import NEXT_TOKEN
 
@@ -298,6 +298,8 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
                 stored = _plain(names.parameter(f"{path}.{name}".lstrip(".")), parameter)
                 wide = is_stored_in_float32(model_type, f"{path}.{name}")
                 plain.append(replace(stored, dtype="F32" if wide else as_stored(stored.dtype)))
+                bits = DTYPE_BITS[plain[-1].dtype], DTYPE_BITS[as_stored(stored.dtype)]
+                check_recounts(width_recounts(model_type, stored.name, *bits))
         persistent = set(module.state_dict(keep_vars=True)) - set(dict(module.named_parameters(recurse=False)))
         for name, buffer in module.named_buffers(recurse=False):
             if name in persistent and held.get(f"{path}.{name}".lstrip("."), 0) != 0:

@@ -299,6 +299,8 @@ def stored(data: object, path: Path | None) -> Stored:
         signs = {} if weights and cache else _signs(path.parent)
         weights += [] if weights else [f"{_NOT_NAMED} ({sign})" for sign in signs.get("weights", ())]
         cache += [] if cache else [f"{_NOT_NAMED} ({sign})" for sign in signs.get("cache", ())]
+    if not weights and (missed := next(_described_again(data, path), "")):
+        check_recounts([Recount("configuration", missed, "the description of quantised weights is read", False, True)])
     if not weights:
         odd = next((name for name in _dtypes(data) if name not in (*get_args(Dtype), "auto")), "")
         weights += [f"{odd[:_LONGEST]} (the dtype that the configuration names)"] if odd else []
@@ -401,6 +403,41 @@ def _described(data: object, path: str) -> Iterator[tuple[str, Any]]:
                 yield f"{path}.{key}", value
         else:
             yield from _described(value, f"{path}.{key}")
+
+
+_SPEAKS: Final = re.compile(r"(?i)(.*[._-])?quant(o|i[sz](ed|e|ation))?[._-].*json")
+"""Name of a file that describes quantised weights, whichever library wrote it."""
+_CONTENT: Final = re.compile(
+    r'(?i)"(\w*quant\w*|w_?bits?|bits|q_group_size|group_size|weights)"|"(W\dA\d+|q?u?int[248])\w*"'
+)
+
+
+def _described_again(data: object, path: Path | None) -> Iterator[str]:
+    """Yield the places that describe quantised weights, by the contents of objects at any depth and names of files.
+
+    A second reading, to check the first one, which looks up keys of :data:`_KEY` and :data:`QUANTISATION_FILES`.
+    """
+    left = [(data, "$")]
+    while left:
+        value, where = left.pop()
+        if isinstance(value, list):
+            left += [(inner, f"{where}[{i}]") for i, inner in enumerate(value)]
+        if not isinstance(value, dict):
+            continue
+        left += [(inner, f"{where}.{key}") for key, inner in value.items()]
+        method = any(isinstance(value.get(f"quant_{key}"), str) for key in ("method", "algo"))
+        bits = next((n for key in ("bits", "num_bits", "w_bit") if type(n := value.get(key)) is int), 0)
+        grouped = 1 < bits < 16 and not {"group_size", "q_group_size"}.isdisjoint(value)
+        if method or grouped or True in (value.get("load_in_4bit"), value.get("load_in_8bit")):
+            yield where
+    for file in sorted(path.parent.iterdir()) if path is not None and path.parent.is_dir() else ():
+        if _SPEAKS.fullmatch(file.name) and file != path and file.is_file():
+            text = file.read_bytes()[:_MOST_READ].decode("utf-8", "replace")
+            if '"model_type"' not in text and _CONTENT.search(text):
+                yield file.name
+
+
+_MOST_READ: Final = 2**20
 
 
 def _format(value: object) -> str:
