@@ -477,10 +477,13 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     yield Recount("memory", "a quantised linear layer", "above the largest one", max(0, linear - with_bias), 0)
     inner = symbols.get("text_moe", symbols.get("text_intermediate", 0))
     one = inner * symbols.get("text_hidden", 0) * element
-    # Of an expert, and of all that a rank has; ranks divide either these or their inner width.
-    parts = ((width, held) for width in {1, mesh.tp} for held in {1, mesh.ep} if 1 in (width, held))
-    stacks = {n // width for width, held in parts
-              for n in (one, 2 * one, 2 * one * symbols.get("text_experts", 1) // held)}  # fmt: skip
+    # Of a rank's experts: either ranks divide them, or their inner width. All have 3 x inner x hidden weights.
+    held = max((node.cost("params") or 0 for node in of.nodes if node.role == "text.layer.experts"), default=0)
+    every = 3 * symbols.get("text_experts", 1) * one // element
+    parts = next((n for n in sorted({1, mesh.tp, mesh.ep}) if every <= n * held), 1)
+    each = one if mesh.ep > 1 else one // parts
+    # The first two of an expert, the last of all.
+    stacks = {each, 2 * each, 2 * one * symbols.get("text_experts", 1) // parts}
     tables = [symbols.get("text_vocab", 0) * symbols.get("text_hidden", 0) * element for found_in in of.nodes
               if found_in.role.endswith(("embedding", "lm_head")) and found_in.cost(UNPACKED)]  # fmt: skip
     largest = max(linear, *tables, *(stacks if True in sizes else ()), 0)

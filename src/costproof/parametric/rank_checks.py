@@ -70,7 +70,7 @@ def recounts(
     """
     symbols = info.symbols
     yield from _sums(found, workload)
-    yield from _identity(found, counted, one)
+    yield from _identity(found, workload, counted, one)
     yield from _merged(found, counted)
     yield from _copies(found, workload, one, symbols)
     yield from _whole_parts(found, workload, one, symbols)
@@ -289,12 +289,14 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
                     yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
 
 
-def _identity(found: Parallel, counted: Ledger, one: Ledger) -> Iterator[Recount]:
+def _identity(found: Parallel, workload: Workload, counted: Ledger, one: Ledger) -> Iterator[Recount]:
     """Yield checks that copies are named of all metrics but those of communication and of unpacking.
 
-    Ranks that store parts of parameters have no tensors of a checkpoint.
+    Ranks that store parts of parameters have no tensors of a checkpoint. Of ranks along ``tp`` that send pairs of their
+    own, only metrics without single terms have copies.
     """
     left = {*EXCHANGED, UNPACKED, UNPACKING, *(STORAGE if found.mesh.fsdp > 1 else ())}
+    left |= _BY_TERMS - STAGE_WIDE if found.mesh.tp > 1 and DISPATCH in workload.inputs else set()
     placed = {(stage if metric not in STAGE_WIDE else "", metric) for stage in one.stages for metric in counted.metrics}
     for stage, metric in sorted(placed):
         known = one.stage_total(stage, metric) if stage else one.total(metric)
@@ -838,8 +840,8 @@ _OF_TOKENS: Final = frozenset({"vector_flops", "input_bytes", "output_bytes"})
 
 def _wide(one: Ledger) -> bool:
     """Return whether a router gives weights in float32, by the bytes that it writes for each of them."""
-    router = next(n for n in one.nodes if n.role.endswith(".router") and "output_bytes" in n.exprs)
-    return router.exprs["output_bytes"].startswith("4*")
+    routers = (n for n in one.nodes if n.role.endswith(".router") and "output_bytes" in n.exprs)
+    return any(n.exprs["output_bytes"].startswith("4*") for n in routers)
 
 
 _LATENT_MODULES: Final = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"})
