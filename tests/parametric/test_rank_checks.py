@@ -21,7 +21,7 @@ from costproof.ledger import workload as workloads
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Coordinates, Mesh, Parallel, pairs_of
 from costproof.ledger.workload import Workload
-from costproof.models.decoding import plans, sharding
+from costproof.models.decoding import plans, ranks, sharding
 from costproof.models.pages import formulas as pages
 from costproof.models.registry import load_target
 from costproof.models.target import DATA_COPIES, OF_MEMORY, OF_WORK, SEQUENCE_COPIES
@@ -31,6 +31,9 @@ from costproof.parametric.rank_checks import copies_by_sets, gathered, scattered
 from costproof.parametric.time_checks import least_seconds
 from costproof.reports.static import ranks_text
 from costproof.run import fits
+from costproof.run.capture import count_sources
+from costproof.run.prepare import Prepared
+from costproof.views.static_compute import static_compute
 
 
 @pytest.fixture(autouse=True)
@@ -586,3 +589,39 @@ def test_memory_without_a_reserve_and_the_meshes_that_are_tried() -> None:
     assert wrong(memory_bytes=80 * 10**9) == wrong(whole=81 * 10**9, memory_bytes=73 * 10**9) == 1
     assert wrong(count=2, tried=(one, fits)) == 1  # without tp 2 alone
     assert wrong(count=2, tried=(replace(one, verdict="fits"), two, fits)) == 1  # and is not taken
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("130 to a multiple of 256", False),
+        ("130 to a multiple of 128", True),
+        ("256 to a multiple of 130", True),
+        ("", True),
+    ],
+)
+def test_the_note_on_a_padded_vocabulary(said: str, wrong: bool) -> None:
+    """Megatron pads 130 entries to a multiple of 128 x 2."""
+    target: Any = load_target("llama-3.1-8b")
+    work = target.workload(text_tokens=8, new_tokens=0, tp=2, plan="megatron")
+    notes = [f"{ranks.PADDED}: {said}"] if said else []
+    found = [*rank_checks.note_recounts(notes, work, {"text_vocab": 130})]
+    assert any(one.found != one.again for one in found) is wrong
+    alone = target.workload(text_tokens=8, new_tokens=0, tp=2)
+    assert all(one.found == one.again for one in rank_checks.note_recounts([], alone, {"text_vocab": 130}))
+
+
+def test_a_report_names_all_metrics_of_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = load_target("llama-3.1-8b")
+    work = target.workload(text_tokens=8, new_tokens=1, tp=2)
+    capture = count_sources(Prepared(target, work, ("analytic",))).capture
+    assert capture.parallel is not None
+    assert set(static_compute(capture, "exact").summed_metrics) >= {
+        "params",
+        "flops",
+        "kv_read_bytes",
+        "resident_bytes",
+    }
+    monkeypatch.setattr(Parallel, "summed", ("params", "flops"))
+    with pytest.raises(Bug, match="summed_metrics"):
+        static_compute(capture, "exact")
