@@ -10,7 +10,7 @@ from costproof.analytic.elementwise import LayerScale
 from costproof.analytic.embedding import ClassAndPositions, Embedding, FeaturesInPrompt, LearnedPositions, PositionIds
 from costproof.analytic.linear import Lent, LmHead
 from costproof.analytic.norms import LayerNorm
-from costproof.analytic.patch_grid import (
+from costproof.analytic.patches import (
     AxialTable,
     InterpolatedPositions,
     JoinedImages,

@@ -8,13 +8,13 @@ import pytest
 
 from costproof.analytic.attention import Attention
 from costproof.analytic.compose import Container
-from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.costs import Layer
 from costproof.analytic.elementwise import Activation, GatedProduct, Residual, SoftCap
 from costproof.analytic.embedding import ClassAndPositions, Embedding, LearnedPositions, PositionEmbedding
 from costproof.analytic.experts import Experts, Router, RoutingRule
 from costproof.analytic.linear import Linear, LmHead
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, RmsNorm
+from costproof.analytic.patches import Conv2d, PatchEmbedding
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.ledger.errors import BadInput
 from costproof.models.families.deepseek_ocr.formulas import FeatureConcat, ImageTokens, vision_tokens

@@ -24,10 +24,10 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 from costproof.analytic.attention import Attention
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import ModulePart, StackCall, invocation_nodes, stage_nodes
-from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.costs import costs_of
 from costproof.analytic.experts import RoutingRule
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
+from costproof.analytic.patches import Conv2d
 from costproof.analytic.transformer import TransformerLayer
 from costproof.models.specs import ExportJob
 from costproof.opgraph.account import account

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import costproof
-from costproof.analytic.patch_grid import window_pairs
+from costproof.analytic.patches import window_pairs
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent

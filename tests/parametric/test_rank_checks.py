@@ -21,7 +21,7 @@ from costproof.ledger import workload as workloads
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Coordinates, Mesh, Parallel, pairs_of
 from costproof.ledger.workload import Workload
-from costproof.models.decoding import plans, ranks, sharding
+from costproof.models.decoding import copies, plans, ranks, sharding
 from costproof.models.pages import formulas as pages
 from costproof.models.registry import load_target
 from costproof.models.target import DATA_COPIES, OF_MEMORY, OF_WORK, SEQUENCE_COPIES
@@ -128,7 +128,7 @@ def _plan_forgotten(run: Workload, *, rank: int = 0, **axes: int) -> Workload:
 
 
 _ON_MESH = Workload.on_mesh
-_ALONG_SEQUENCE = sharding.Shards.along_sequence
+_ALONG_SEQUENCE = copies.RankCopies.along_sequence
 _MIXTURES = sharding._mixtures
 _OF_STAGE = sharding.Shards.of_stage
 
@@ -159,16 +159,16 @@ def _renamed(method: str, place: int, metrics: tuple[str, ...], *names: str) -> 
         place: position of the metric among the arguments of a method that yields causes and amounts.
         names: of the cause, right and wrong.
     """
-    right, (before, after) = getattr(sharding.Shards, method), names
+    right, (before, after) = getattr(copies.RankCopies, method), names
 
     def planted(self: Any, *of: Any) -> Iterator[tuple[str, int]]:
         for why, amount in right(self, *of):
             yield (after if why == before and of[place] in metrics else why), amount
 
-    return _replaced(sharding.Shards, method, planted)
+    return _replaced(copies.RankCopies, method, planted)
 
 
-_REPEATED = sharding.Shards._repeated
+_REPEATED = copies.RankCopies._repeated
 _WORK = "work of split modules on whole tensors"
 _INPUTS = "inputs of split modules, which every rank reads"
 _GATHERED = "parts of parameters that ranks read to gather them"
@@ -178,7 +178,7 @@ _SHARED: dict[str, Any] = {"tp": 2, "dp": 2, "ep": 4, "batch": 2}
 def _repeated_as(name: str, of: str, metrics: tuple[str, ...]) -> Callable[[pytest.MonkeyPatch], None]:
     """Plant a name of what every rank has in full, for modules of a role."""
     return _replaced(
-        sharding.Shards, "_repeated",
+        copies.RankCopies, "_repeated",
         lambda self, role, metric: name if role == of and metric in metrics else _REPEATED(self, role, metric),
     )  # fmt: skip
 
@@ -260,45 +260,45 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         "qwen3-30b-a3b", {"tp": 2, "dp": 4, "ep": 4, "batch": 4},
     ),
     "whole parts under another name": (
-        _replaced(sharding.Shards, "_repeated", lambda self, role, metric: "routers"), "llama-3.1-8b", {"tp": 2},
+        _replaced(copies.RankCopies, "_repeated", lambda self, role, metric: "routers"), "llama-3.1-8b", {"tp": 2},
     ),
     "hidden states of stages left out": (
-        _replaced(sharding.Shards, "moved", lambda *of: iter(())), "llama-3.1-8b", {"pp": 2},
+        _replaced(copies.RankCopies, "moved", lambda *of: iter(())), "llama-3.1-8b", {"pp": 2},
     ),
     "sums under the name of rows that are overwritten": (
-        _replaced(sharding, "SUMMED", sharding.ZEROS), "llama-3.1-8b", {"tp": 2},
+        _replaced(copies, "SUMMED", copies.ZEROS), "llama-3.1-8b", {"tp": 2},
     ),
     "gathered logits under the name of sums": (
-        _replaced(sharding, "GATHERED_LOGITS", sharding.SUMMED), "llama-3.1-8b", {"tp": 2},
+        _replaced(copies, "GATHERED_LOGITS", copies.SUMMED), "llama-3.1-8b", {"tp": 2},
     ),
     "a ring under one name": (
-        _replaced(sharding, "PASSED", sharding.READ_AGAIN), "llama-3.1-8b", {"cp": 2, "cp_plan": "ring"},
+        _replaced(copies, "PASSED", copies.READ_AGAIN), "llama-3.1-8b", {"cp": 2, "cp_plan": "ring"},
     ),
     "partial results under the name of copies": (
-        _replaced(sharding, "MERGED", SEQUENCE_COPIES), "llama-3.1-8b", {"cp": 2, "new_tokens": 1},
+        _replaced(copies, "MERGED", SEQUENCE_COPIES), "llama-3.1-8b", {"cp": 2, "new_tokens": 1},
     ),
     "exchanged heads under the name of copies": (
-        _replaced(sharding, "FOR_POSITIONS", SEQUENCE_COPIES), "llama-3.1-8b", {"cp": 2, "cp_plan": "ulysses"},
+        _replaced(copies, "FOR_POSITIONS", SEQUENCE_COPIES), "llama-3.1-8b", {"cp": 2, "cp_plan": "ulysses"},
     ),
     "exchanged pairs under the name of rows": (
-        _replaced(sharding, "EXCHANGED", sharding.OVERWRITTEN), "mixtral",
+        _replaced(copies, "EXCHANGED", copies.OVERWRITTEN), "mixtral",
         {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all", "pairs": "1,1;1,1"},
     ),
     "gathered tokens under the name of rows": (
-        _replaced(sharding, "GATHERED_TOKENS", sharding.OVERWRITTEN), "mixtral", {"dp": 2, "ep": 2, "batch": 2},
+        _replaced(copies, "GATHERED_TOKENS", copies.OVERWRITTEN), "mixtral", {"dp": 2, "ep": 2, "batch": 2},
     ),
     "masks under the name of norms": (
-        _replaced(sharding, "MASKS", "norms"), "llama-3.1-8b", {"tp": 2, "attention": "eager"},
+        _replaced(copies, "MASKS", "norms"), "llama-3.1-8b", {"tp": 2, "attention": "eager"},
     ),
     "rows of a table under the name of norms": (
-        _replaced(sharding, "LOOKED_UP", "norms"), "llama-3.1-8b", {"tp": 2},
+        _replaced(copies, "LOOKED_UP", "norms"), "llama-3.1-8b", {"tp": 2},
     ),
     "copies of gathered parameters left out": (
-        _replaced(sharding.Shards, "added_by_collectives", lambda *of: iter(())), "llama-3.1-8b",
+        _replaced(copies.RankCopies, "added_by_collectives", lambda *of: iter(())), "llama-3.1-8b",
         {"fsdp": 2, "batch": 2},
     ),
     "no size is divided": (
-        _replaced(sharding.Shards, "_own_sizes", lambda self, role, metric, sizes: ({},) * self.mesh.tp),
+        _replaced(copies.RankCopies, "_own_sizes", lambda self, role, metric, sizes: ({},) * self.mesh.tp),
         "llama-3.1-8b", {"tp": 2},
     ),
     "experts along tp": (_along_tp("ep"), "qwen3-30b-a3b", {"tp": 2, "ep": 2}),
@@ -324,8 +324,8 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
     ),
     "steps of a sequence named as heads": (
         _replaced(
-            sharding.Shards, "along_sequence",
-            lambda *of: (_ALONG_SEQUENCE(*of)[0], sharding.KV_COPIES),
+            copies.RankCopies, "along_sequence",
+            lambda *of: (_ALONG_SEQUENCE(*of)[0], copies.KV_COPIES),
         ),
         "llama-3.1-8b", {"cp": 2},
     ),
@@ -351,10 +351,10 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(targets, "folded_path", lambda module: module), "llama-3.1-8b", {"tp": 2},
     ),
     "no copies of resident bytes": (
-        _replaced(sharding, "OF_MEMORY", OF_MEMORY[:3]), "llama-3.1-8b", {"tp": 2},
+        _replaced(copies, "OF_MEMORY", OF_MEMORY[:3]), "llama-3.1-8b", {"tp": 2},
     ),
     "no copies of reads of the cache": (
-        _replaced(sharding, "OF_WORK", tuple(m for m in OF_WORK if m != "kv_read_bytes")),
+        _replaced(copies, "OF_WORK", tuple(m for m in OF_WORK if m != "kv_read_bytes")),
         "llama-3.1-8b", {"cp": 2},
     ),
     "calls along cp under the name of those along dp": (
@@ -371,7 +371,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         "llama-3.1-8b", {"fsdp": 2, "batch": 2},
     ),
     "gathered logits under the name of padding": (
-        _renamed("excess", 1, ("output_bytes",), sharding.GATHERED_LOGITS, "padding of uneven shards"),
+        _renamed("excess", 1, ("output_bytes",), copies.GATHERED_LOGITS, "padding of uneven shards"),
         "llama-3.1-8b", {"tp": 2},
     ),
     "rows of other experts under the name of other work": (
@@ -379,10 +379,10 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _SHARED,
     ),
     "tokens of a rank under the name of rows of others": (
-        _renamed("_copies_of_shared", 1, ("input_bytes",), _INPUTS, sharding.ROWS_ELSEWHERE), "qwen3-30b-a3b", _SHARED,
+        _renamed("_copies_of_shared", 1, ("input_bytes",), _INPUTS, copies.ROWS_ELSEWHERE), "qwen3-30b-a3b", _SHARED,
     ),
     "chosen experts under the name of copies": (
-        _renamed("excess", 1, ("params_active",), sharding.EXPERTS, DATA_COPIES), "qwen3-30b-a3b",
+        _renamed("excess", 1, ("params_active",), copies.EXPERTS, DATA_COPIES), "qwen3-30b-a3b",
         {"dp": 16, "ep": 16, "batch": 16},
     ),
     "cached latents under the name of other work": (

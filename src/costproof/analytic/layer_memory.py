@@ -10,7 +10,6 @@ import sympy
 
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Container, ModulePart, StackCall
-from costproof.analytic.conv2d import Conv2d, area
 from costproof.analytic.costs import Size
 from costproof.analytic.elementwise import Activation
 from costproof.analytic.embedding import INT64
@@ -19,6 +18,7 @@ from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.linear import Lent, Linear, LmHead
 from costproof.analytic.memory_tape import MemoryTape, Piece
 from costproof.analytic.norms import LayerNorm, NormKind
+from costproof.analytic.patches import Conv2d, area
 from costproof.analytic.pooling import AttentionPooling
 from costproof.analytic.transformer import TransformerLayer
 

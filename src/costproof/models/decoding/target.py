@@ -35,6 +35,7 @@ from costproof.models import settings as common
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
+from costproof.models.decoding.copies import RankCopies
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.plans import MORE_AXES, by_heads, given_plan, mesh_problems
@@ -42,7 +43,6 @@ from costproof.models.decoding.ranks import NativeOnRanks, as_rank
 from costproof.models.decoding.sharding import (
     SPLIT_ALL,
     ShardPlan,
-    Shards,
     chosen_plan,
     mesh_symbols,
 )
@@ -138,13 +138,13 @@ class CausalTarget(NativeOnRanks[C]):
         style = self.style()
         return chosen_plan(self.config, workload, self.plan, style, style.names())
 
-    def shares(self, workload: Workload) -> Shards:
+    def shares(self, workload: Workload) -> RankCopies:
         """Return the division of the model among the ranks of a workload's mesh.
 
         Raises:
             BadInput: no plan describes it.
         """
-        found, mesh = Shards.of(self.config, workload, self.plan_of(workload), self.style()), workload.mesh
+        found, mesh = RankCopies.of(self.config, workload, self.plan_of(workload), self.style()), workload.mesh
         if mesh.fsdp == 1:
             return found
         from costproof.analytic.compose import prompt_call

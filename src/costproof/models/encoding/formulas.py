@@ -9,7 +9,6 @@ from typing import Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, Projection
 from costproof.analytic.compose import ModulePart, StackCall, analytic_ledger, in_layer, invocation_nodes, stage_nodes
-from costproof.analytic.conv2d import PatchEmbedding
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.elementwise import Activation
 from costproof.analytic.embedding import INT64, ClassAndPositions, Embedding, LearnedPositions, PositionIds
@@ -18,6 +17,7 @@ from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.linear import Lent, Linear, LmHead
 from costproof.analytic.memory_tape import Piece
 from costproof.analytic.norms import LayerNorm
+from costproof.analytic.patches import PatchEmbedding
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload

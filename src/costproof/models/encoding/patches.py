@@ -12,7 +12,7 @@ from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.costs import Size
 from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.memory_tape import Piece
-from costproof.analytic.patch_grid import FLOAT32, JoinedImages
+from costproof.analytic.patches import FLOAT32, JoinedImages
 from costproof.analytic.rotary import Rotary
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.encoding.config import ONE_CLASS, EncoderConfig

@@ -16,7 +16,7 @@ from costproof.analytic.embedding import INT64
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.memory_tape import MemoryTape
-from costproof.analytic.patch_grid import AxialTable, PatchMerger, VolumePatches, WindowOrder, window_pairs
+from costproof.analytic.patches import AxialTable, PatchMerger, VolumePatches, WindowOrder, window_pairs
 from costproof.analytic.rotary import RotaryAxes
 from costproof.analytic.transformer import TransformerLayer
 from costproof.configs.config import yes_or_no

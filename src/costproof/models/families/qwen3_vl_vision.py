@@ -16,7 +16,7 @@ from costproof.analytic.embedding import INT64, Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.memory_tape import MemoryTape
-from costproof.analytic.patch_grid import FLOAT32, AxialTable, InterpolatedPositions, PatchMerger, VolumePatches
+from costproof.analytic.patches import FLOAT32, AxialTable, InterpolatedPositions, PatchMerger, VolumePatches
 from costproof.analytic.symbols import VISION_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
 from costproof.configs.reader import Section

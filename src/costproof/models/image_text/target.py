@@ -20,11 +20,12 @@ from costproof.ledger.workload import ROWS, ExpertKernel, Invocation, TensorSpec
 from costproof.models import settings as common
 from costproof.models.decoding import exports, names, runs
 from costproof.models.decoding.build import build
+from costproof.models.decoding.copies import RankCopies
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.decoding.names import prefill_name
 from costproof.models.decoding.plans import OWN, mesh_problems
 from costproof.models.decoding.ranks import NativeOnRanks, as_rank
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_symbols
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, mesh_symbols
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
 from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
@@ -80,8 +81,8 @@ class ImageTextTarget(NativeOnRanks[C]):
     plan: ClassVar[ShardPlan] = SPLIT_ALL
     """Tensor-parallel plan of the decoder in the class of transformers; towers and projector are whole on each rank."""
 
-    def shares(self, workload: Workload) -> Shards:
-        return Shards.of(self.config.text, workload, self.plan, self.text_style())
+    def shares(self, workload: Workload) -> RankCopies:
+        return RankCopies.of(self.config.text, workload, self.plan, self.text_style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""

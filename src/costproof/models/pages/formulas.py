@@ -21,12 +21,12 @@ from costproof.analytic.compose import (
     prefill_and_decode,
     stage_nodes,
 )
-from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.costs import Layer, LayerCosts, Size, layer
 from costproof.analytic.embedding import PickedPositions, PositionEmbedding
 from costproof.analytic.experts import PLAIN
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.norms import LayerNorm, LayerNorm2d
+from costproof.analytic.patches import Conv2d, PatchEmbedding
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.capture import SymbolDoc

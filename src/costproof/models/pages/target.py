@@ -14,10 +14,11 @@ from costproof.ledger.mesh import DISPATCH
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
 from costproof.models.decoding import exports
+from costproof.models.decoding.copies import RankCopies
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import prefill_name
 from costproof.models.decoding.ranks import NativeOnRanks, as_rank
-from costproof.models.decoding.sharding import SPLIT_ALL, Shards
+from costproof.models.decoding.sharding import SPLIT_ALL
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.config import PageConfig
 from costproof.models.pages.formulas import TEXT_STYLE, PageRank
@@ -110,9 +111,9 @@ class PageTarget(NativeOnRanks[P]):
         """Return the invocations of the stages in one run, in order, with the values of their symbols."""
         return page_invocations(self.config, workload, self.modes, self.stages[:3])
 
-    def shares(self, workload: Workload) -> Shards:
+    def shares(self, workload: Workload) -> RankCopies:
         """Return the division of the decoder among ranks; towers and projector are whole on each."""
-        return Shards.of(self.config.text, self.whole_prompt(workload), SPLIT_ALL, TEXT_STYLE)
+        return RankCopies.of(self.config.text, self.whole_prompt(workload), SPLIT_ALL, TEXT_STYLE)
 
     def whole_prompt(self, workload: Workload) -> Workload:
         """Return the workload with ``text_tokens`` increased by the vision tokens of the prompt."""

@@ -10,7 +10,6 @@ from typing import ClassVar, Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import ModulePart, StackCall, in_layer
-from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.costs import Layer, LayerCosts, Size, layer
 from costproof.analytic.embedding import ClassAndPositions, Embedding, PositionIds
 from costproof.analytic.feed_forward import Mlp
@@ -18,6 +17,7 @@ from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.linear import Linear
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.norms import LayerNorm
+from costproof.analytic.patches import Conv2d
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
 from costproof.models.families.deepseek_ocr.config import IMAGE_STAGES, STAGES, OcrConfig
