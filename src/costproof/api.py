@@ -203,9 +203,11 @@ def compare(capture: Capture | Path_, *, on: Path_ | Device | None = None) -> Re
     found = capture if isinstance(capture, Capture) else read(capture)
     if on is None:
         return Report(found)
+    from costproof.estimate.links import devices_in
+    from costproof.parametric.targets import with_nodes
     from costproof.run.roofline import roofline
 
-    return Report(found, roofline=roofline(found, on=on))
+    return Report(with_nodes(found, devices_in(on)), roofline=roofline(found, on=on))
 
 
 def render(capture: Capture | Path_, format: str, *, on: Path_ | Device | None = None) -> str:  # noqa: A002  (its option)

@@ -192,7 +192,12 @@ def test_published_models_that_are_quantised_are_so_by_name(tmp_path: Path, targ
 def test_a_configuration_without_formulas_is_treated_alike(tmp_path: Path) -> None:
     (tmp_path / "opt.json").write_text(json.dumps({**OPT, **FP8}))
     done = costproof("roofline", "hf:opt.json,seq-len=4", "--on", "h100-sxm", cwd=tmp_path)
-    assert (done.code, AS_IF in done.stdout) == (3, True), done.stderr
+    assert (done.code, AS_IF in done.stdout) == (0, False), done.stderr
+    assert "weights as stored: fp8, blocks of 128 x 128" in done.stdout
+    unknown = {"quantization_config": {"quant_method": "hqq", "nbits": 4}}
+    (tmp_path / "opt.json").write_text(json.dumps({**OPT, **unknown}))
+    done = costproof("roofline", "hf:opt.json,seq-len=4", "--on", "h100-sxm", cwd=tmp_path)
+    assert (done.code, "hqq" in done.stdout) == (3, True), done.stderr
     assert "No bound of the checkpoint: bytes" in done.stdout
     assert "nothing is faster" not in done.stdout
     (tmp_path / "opt.json").write_text(json.dumps({**OPT, "quantization_config": None, "torch_dtype": "float32"}))

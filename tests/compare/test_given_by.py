@@ -70,6 +70,16 @@ def test_a_wrong_formula_does_not_hide_who_gave_what() -> None:
     assert verdict_sentence(d).endswith(" (23 from analytic, static and dynamic, 4 from analytic and static).")
 
 
+def test_a_stage_that_a_source_does_not_count_is_named() -> None:
+    """The static source counts the stage of the capture, and none of the decode steps."""
+    d = compare(b.capture())
+    steps = [replace(f, stage="decode", values={s: n for s, n in f.values.items() if s != "static"})
+             for f in d.findings if f.level == "module" and f.metric == "calls"]  # fmt: skip
+    assert "not counted" not in verdict_sentence(d)
+    both = replace(d, findings=(*d.findings, *steps))
+    assert verdict_sentence(both).endswith(" (decode not counted by static).")
+
+
 @pytest.mark.parametrize("source", EVERY)
 def test_a_source_that_falls_silent_is_a_finding(source: str) -> None:
     assert exit_code(compare(without(source, "vector_flops"))) == 0

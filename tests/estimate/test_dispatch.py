@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pytest
 
+import costproof
 from costproof.estimate import routing
 from costproof.estimate.routing import (
     DISPATCHES,
@@ -37,7 +38,7 @@ FORMS: Final = {form.name: form for form in DISPATCHES}
 
 
 def copies(form: str, sizes: RoutedLayers, ranks: int, *, uniform: bool = True) -> Fraction:
-    return FORMS[form].copies(sizes, Mesh(dp=ranks, ep=ranks), uniform=uniform)
+    return FORMS[form].copies(sizes, Mesh(dp=ranks, ep=ranks), 8, uniform=uniform)
 
 
 @pytest.mark.parametrize(("ranks", "known"), [(8, "4.633"), (32, "7.040"), (64, "7.556")])
@@ -250,7 +251,7 @@ def test_random_routings_of_all_ranks(mesh: Mesh, sizes: RoutedLayers, tmp_path:
                             sent[form, home] += 1
                             got[form, to] += 1
         for rank in range(world):
-            rows = [*dispatch_rows(sizes, mesh, rank, [call], 2, routing)]
+            rows = [*dispatch_rows(sizes, mesh, rank, [call], 2, routing, 8)]
             found = {(d.form, d.routing): d for d in rows}
             for form in ("all-to-all", "by-rank", *(("by-node",) if mesh.ep > 8 else ())):
                 given, most = found[form, "given"], found[form, "bound"]
@@ -260,6 +261,38 @@ def test_random_routings_of_all_ranks(mesh: Mesh, sizes: RoutedLayers, tmp_path:
                 assert given.expert_flops == held[rank] * 6 * 8 * 4
                 for metric in ("sent_bytes", "received_bytes", "fp8_bytes", "expert_flops"):
                     assert getattr(given, metric) <= getattr(most, metric)
+
+
+def test_nodes_of_a_named_device(tmp_path: Path) -> None:
+    """Of 128 experts a token chooses 8. Of 16 ranks in nodes of 8 as h100-sxm has them, one other node; of 4 x 4 three.
+
+    Uniform: another node has one of them unless all 8 are outside its share, C(64, 8) or C(96, 8) of C(128, 8) choices.
+    In the file the token of rank 0 chooses experts of ranks 0, 1, 4, 5, 8, 9, 12 and 13 (8 experts each): one other
+    node of 8, and all three others of 4, in each of 48 layers. Nodes of 72, and of one node, have no such form.
+    """
+    rows = [[8 * r for r in (0, 1, 4, 5, 8, 9, 12, 13)]] * 16
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [[rows] * 48]}), encoding="utf-8")
+    run: dict[str, Any] = {"text_tokens": 1, "new_tokens": 0, "batch": 16, "dp": 16, "ep": 16}
+    counted = costproof.capture("qwen3-30b-a3b", sources="analytic", pairs=tmp_path / "routing.json", **run)
+    made = {}
+    for on in ("", "16xh100-sxm", "4x4xh100-sxm", "h100-sxm", "16xgb300", "1x16xh100-sxm"):
+        found = counted if not on else costproof.compare(counted, on=on).capture
+        assert found.parallel is not None
+        made[on] = {d.routing: (d.copies, d.node, d.sent_to) for d in found.parallel.dispatches if d.form == "by-node"}
+        others = [d for d in found.parallel.dispatches if d.form != "by-node"]
+        assert others == [d for d in counted.parallel.dispatches if d.form != "by-node"]  # type: ignore[union-attr]
+    assert made[""] == made["16xh100-sxm"] == made["h100-sxm"] == {
+        "given": ("1", 8, (48, 48)), "bound": ("1", 8, ()), "uniform": (str(1 - choose(64, 8) / choose(128, 8)), 8, ()),
+    }  # fmt: skip
+    assert made["4x4xh100-sxm"] == {
+        "given": ("3", 4, (48,) * 4), "bound": ("3", 4, ()),
+        "uniform": (str(3 * (1 - choose(96, 8) / choose(128, 8))), 4, ()),
+    }  # fmt: skip
+    assert made["16xgb300"] == made["1x16xh100-sxm"] == {}
+    page = costproof.compare(counted, on="4x4xh100-sxm").render("html")
+    assert "Nodes of by-node are those of 4x4xh100-sxm, of 4 ranks" in page
+    assert "Nodes of by-node are those of h100-sxm, of 8 ranks" in costproof.compare(counted).render("static-md")
+    assert "16 devices in nodes of 8" in costproof.compare(counted, on="16xh100-sxm").render("html")
 
 
 def test_a_mean_over_all_ranks_is_that_of_every_token() -> None:

@@ -180,6 +180,8 @@ def test_the_quantised_weights_of_a_rank_are_its_own() -> None:
     ]  # fmt: skip
     assert found.stored_bytes is not None
     assert found.stored_bytes - rank == 0
+    # The largest of them is the output projection of attention: an eighth of the wider MLP is smaller.
+    assert found.unpacked_bytes == 2 * 7168 * 16384
 
 
 SEQUENCE = 513 * 2 * 8 * 128 * 2 * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -97,6 +98,27 @@ def test_a_limit_of_the_live_peak_is_that_of_a_search_by_graphs(folder: Path, ow
 
 
 @pytest.mark.usefixtures("one_process")
+def test_each_estimate_tells_how_far_exports_are(folder: Path) -> None:
+    target, policy = f"hf:{folder}/c.json,seq-len=10", folder / "policy.yaml"
+    policy.write_text("costproof_policy: 1\nlimits:\n  - {metric: flops, increase: 0}\n")
+    phases: list[str] = []
+
+    def say(phase: str, *_: int) -> None:
+        phases.append(phase)
+
+    calls: dict[str, Callable[[], object]] = {
+        "roofline": lambda: costproof.roofline(target, on="h100-sxm", progress=say),
+        "diff": lambda: costproof.diff(target, target, progress=say),
+        "gate": lambda: costproof.gate(target, target, policy=policy, progress=say),
+        "sweep": lambda: costproof.sweep(target.partition(",")[0], {"seq_len": [10]}).stream(lambda _: None, say),
+    }
+    for name, call in calls.items():
+        phases.clear()
+        call()
+        assert "static" in phases, name
+
+
+@pytest.mark.usefixtures("one_process")
 def test_a_live_limit_of_other_bytes_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As without the weights: its graphs have other sizes than the limit has."""
     right = GraphRun.live_limit
@@ -134,7 +156,7 @@ def test_a_graph_that_contradicts_the_peak_in_symbols_decides(monkeypatch: pytes
         form = "8*B*S + 8000" if at.text_tokens >= 500 else "8*B*S"
         return (CallPeaks("prefill", "prompt", "", None, None, form=form),)
 
-    def peaks(_: object, at: Workload, _progress: object) -> dict[str, int]:
+    def peaks(_: object, at: Workload, *_more: object) -> dict[str, int]:
         return {"prefill": 8 * at.batch * at.text_tokens + (8_000 if at.text_tokens >= 500 else 0)}
 
     monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", forms)
@@ -157,7 +179,7 @@ def test_a_batch_whose_peak_has_no_symbols_is_found_by_its_graphs(monkeypatch: p
         tried.append(at)
         raise Incomplete("the model's code loops over the tokens")
 
-    def count(_: object, at: Workload, _progress: object) -> dict[str, int]:
+    def count(_: object, at: Workload, *_more: object) -> dict[str, int]:
         counted.append(at.batch)
         return {"prefill": peak(at.batch)}
 
@@ -239,7 +261,7 @@ def test_without_an_accepted_value_below_none_fits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", lambda *_: (form,))
     monkeypatch.setattr(
         "costproof.tracers.peaks.calls.released_peaks",
-        lambda _, at, _progress: {"prefill": 8 * at.batch * at.text_tokens},
+        lambda _, at, *_more: {"prefill": 8 * at.batch * at.text_tokens},
     )
     workload = Workload("custom", text_tokens=10, new_tokens=0, batch=2)
     for room in (100 + 16 * 3, 100 + 15):

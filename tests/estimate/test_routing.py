@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 from costproof import api
 from costproof.estimate.roofline import Roofline, WorkBound
 from costproof.estimate.routing import uniform_experts
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Problems
 from tests.support.running import costproof
 
 SIZES: Final[dict[str, Any]] = {
@@ -178,8 +178,92 @@ def test_the_outputs_say_which_routing(tmp_path: Path) -> None:
 
 def test_a_device_with_some_of_the_experts_is_refused() -> None:
     # Of 8 experts, 2 a token, a rank of 4 has 2: a token touches 1/2 of them on average, and never both for sure.
-    with pytest.raises(BadInput, match="hold all experts"):
+    with pytest.raises(BadInput, match="uniform routing applies only to devices that hold all experts"):
         api.roofline("mixtral-8x7b,layers=1,tp=4,ep=4", on="h100-sxm", routing="uniform")
+
+
+PROMPT: list[list[int]] = [[0, 1], [0, 2], [1, 0], [6, 7]]
+STEP: list[list[int]] = [[2, 3], [2, 3], [5, 3], [0, 7]]
+LOADS: dict[str, dict[str, list[tuple[int, int, int]]]] = {
+    # Of four ranks with two experts each, and one token each: (pairs, experts touched, pairs sent and returned).
+    "tp=2,dp=2,ep=4": {
+        # Rank 0 keeps both pairs of its token and returns results to rank 1 (one) and rank 2 (two).
+        "prefill": [(5, 2, 3), (1, 1, 1), (0, 0, 2), (2, 2, 0)],
+        # Rank 0 sends two and returns one; 1 keeps its own and returns three; 2 sends one; 3 keeps one of its two.
+        "decode": [(1, 1, 3), (5, 2, 3), (1, 1, 1), (1, 1, 1)],
+    },
+    # Of two ranks with four experts each, which have the same four tokens and send none.
+    "tp=2,ep=2": {"prefill": [(6, 3, 0), (2, 2, 0)], "decode": [(6, 3, 0), (2, 2, 0)]},
+}
+
+
+@pytest.mark.parametrize("mesh", LOADS)
+@pytest.mark.parametrize("option", ["routing", "pairs"])
+def test_a_given_routing_on_ranks_with_some_of_the_experts(mesh: str, option: str, tmp_path: Path) -> None:
+    """Mixtral of 32 layers, whose experts have three matrices of 4,096 x 14,336, on ranks with one or two tokens.
+
+    A token is 4,096 x 2 bytes, there or back. The path has a comma and a sign of equality.
+    """
+    file = tmp_path / "tokens,of=a,run.json"
+    file.write_text(json.dumps({"prefill": [[PROMPT] * 32], "decode": [[STEP] * 32]}), encoding="utf-8")
+    run = f"mixtral-8x7b@chat,text_tokens=1,new_tokens=1,batch=4,{mesh}"
+    if option == "pairs" and "dp" not in mesh:
+        with pytest.raises(Problems, match="these ranks send no tokens to experts"):
+            api.roofline(f"{run},pairs={file}", on="h100-sxm")
+        return
+    if option == "routing":
+        found = api.roofline(run, on="h100-sxm", routing=file)
+    else:
+        found = api.roofline(f"{run},pairs={file}", on="h100-sxm")
+    assert found.routing == "given"
+    matrix = 3 * 4096 * 14_336
+    for stage, ranks in LOADS[mesh].items():
+        mine = [load for load in found.routed_ranks if load.stage == stage]
+        assert [load.rank for load in mine] == [*range(len(ranks))]
+        for load, (pairs, touched, sent) in zip(mine, ranks, strict=True):
+            assert (load.pairs, load.touched) == (32 * pairs, str(touched))
+            assert (load.read_bytes, load.expert_flops) == (32 * touched * matrix * 2, 32 * pairs * 2 * matrix)
+            assert load.sent.get("all-to-all", 0) == 32 * sent * 8192
+        counted = next(s for s in found.stages if s.id == stage).modules
+        own = 32 * ranks[0][1] * matrix * 2
+        assert (counted.bytes or 0) >= own
+    assert found.links is not None
+    assert sorted(r for row in found.links.ranks for r in row.ranks) == [*range(len(ranks))]
+    if "dp" in mesh:  # rank 2 has no expert to read in the prompt, and one in the step; rank 0 two and one
+        times = {row.ranks[0]: Fraction(row.overlapped_s or 0) for row in found.links.ranks}
+        assert min(times, key=lambda rank: times[rank]) == 2
+        more = Fraction(32 * 2 * matrix * 2, found.bandwidth)
+        assert Fraction(98, 100) < (times[0] - times[2]) / more < Fraction(102, 100)
+
+
+def test_a_given_routing_of_ranks_that_send_pairs(tmp_path: Path) -> None:
+    """``--dispatch all-to-all`` with ``--routing`` is that with ``--pairs``; two routings of one run are refused."""
+    tokens = [[0, 2], [0, 5], [1, 4], [6, 3]]
+    for name, choices in (("one", tokens), ("other", tokens[::-1])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"prefill": [[choices] * 32]}), encoding="utf-8")
+    one, other = (tmp_path / f"{name}.json" for name in ("one", "other"))
+    run = "mixtral-8x7b@chat,text_tokens=1,new_tokens=0,batch=4,dp=4,ep=4,dispatch=all-to-all"
+    found = api.roofline(run, on="h100-sxm", routing=one)
+    assert found.routed_ranks == api.roofline(f"{run},pairs={one}", on="h100-sxm").routed_ranks
+    # Rank 0 has expert 0 twice and 1 once: three pairs, two experts; it sends one pair and returns two results.
+    first = found.routed_ranks[0]
+    assert (first.pairs, first.touched, first.sent["all-to-all"]) == (32 * 3, "2", 32 * 3 * 8192)
+    assert found.links is not None
+    (sent,) = (c.sent_bytes for c in found.links.collectives if c.kind == "all_to_all")
+    assert sent == 32 * (3 * 8192 + 6 * 8)  # and how many pairs come for each of six other experts
+    with pytest.raises(BadInput, match="two routings of one run"):
+        api.roofline(f"{run},pairs={one}", on="h100-sxm", routing=other)
+
+
+def test_the_report_has_the_load_of_each_rank(tmp_path: Path) -> None:
+    (tmp_path / "a,b.json").write_text(json.dumps({"prefill": [[PROMPT] * 32], "decode": [[STEP] * 32]}))
+    run = ("mixtral-8x7b@chat,text_tokens=1,new_tokens=1,batch=4", "--tp", "2", "--dp", "2", "--ep", "4")
+    for option in ("--routing", "--pairs"):
+        done = costproof("roofline", *run, "--on", "4xh100-sxm", option, "a,b.json", cwd=tmp_path)
+        assert done.code == 0, done.stderr
+        said = "prefill: rank 0 has the most pairs of a token and an expert, 160, rank 2 the fewest, 0; 64 in the mean."
+        assert said in done.stdout
+        assert "all-to-all 786.43 kB" in done.stdout
 
 
 def test_another_routing_changes_weights_alone() -> None:

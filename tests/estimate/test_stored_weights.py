@@ -17,6 +17,7 @@ from costproof.estimate.roofline import ROOFLINE, Roofline, UnpackingTime, roofl
 from costproof.ledger.errors import Problems
 from costproof.ledger.schema import to_data
 from costproof.reports.outputs import variants
+from costproof.run.operands import read_operand
 from costproof.run.roofline import roofline
 
 HIDDEN, INNER, KV, VOCABULARY, LAYERS = 256, 640, 128, 1000, 2
@@ -44,6 +45,31 @@ def bounds(folder: Path, described: Mapping[str, Any] | None, on: str = "h100-sx
 
 def decode(found: Roofline) -> Any:
     return next(s for s in found.stages if s.id == "decode")
+
+
+EXPERTS = {
+    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 256, "head_dim": 64,
+    "intermediate_size": 640, "moe_intermediate_size": 128, "num_experts": 4, "num_experts_per_tok": 2,
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000, "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "described"), [("llama", FP8), ("llama", AWQ), ("qwen3_moe", FP8)])
+def test_exported_graphs_give_the_bounds_of_the_formulas(
+    tmp_path: Path, family: str, described: dict[str, Any]
+) -> None:
+    bounds(tmp_path, described)
+    config = tmp_path / "config.json"
+    if family != "llama":
+        config.write_text(json.dumps({**EXPERTS, "quantization_config": described}), encoding="utf-8")
+    target = f"hf:{config}@chat,text_tokens=40,new_tokens=2"
+    formulas = roofline(target, on="h100-sxm")
+    graphs = roofline(read_operand(target, by_graph=True).baseline, on="h100-sxm", source="static")
+    assert (graphs.source, graphs.stored, graphs.exit_code) == ("static", True, 0)
+    assert (graphs.run, graphs.stages) == (formulas.run, formulas.stages)
+    assert (graphs.math, graphs.unpacking) == (formulas.math, formulas.unpacking)
 
 
 SCALES = 4 * (4 * 2 + 2 * 2 + 3 * 5 * 2)

@@ -192,10 +192,14 @@ def test_sources_agree_on_a_rank_of_a_plan(case: str, tmp_path: Path) -> None:
     assert found.capture.parallel.problems() == []
 
 
+_EXPERTS = "model.layers.*.mlp.experts"
+
+
 @pytest.mark.parametrize(
     ("family", "run", "why"),
     [
         ("deepseek-v3", {"plan": "vllm"}, "single sum over ranks"),
+        ("gpt-oss", {"plan": f"{_EXPERTS}.gate_up_proj: column; {_EXPERTS}.down_proj: row"}, "one after the other"),
     ],
 )
 def test_what_transformers_cannot_run_says_why(family: str, run: dict[str, Any], why: str) -> None:

@@ -582,7 +582,23 @@ def test_plans_are_those_of_transformers() -> None:
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "1,2;1,1"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,0;2,0"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,x;2"}, "--pairs"),
-        ("mixtral", {"tp": 2, "ep": 2, "dispatch": "all-to-all", "pairs": "1,1;1,1"}, "--pairs"),
+        ("mixtral", {"tp": 2, "ep": 2, "dispatch": "all-to-all", "pairs": "1,1;1,1"}, "--dispatch, --tp"),
+        ("mixtral", {"dp": 2, "dispatch": "all-to-all", "batch": 2, "pairs": "2;2"}, "--dispatch"),
+        (
+            "mixtral",
+            {"dp": 2, "ep": 2, "batch": 2, "new_tokens": 1, "dispatch": "all-to-all", "pairs": "1,1;1,1"},
+            "--pairs",
+        ),
+        (
+            "deepseek-v3",
+            {"tp": 2, "ep": 2, "batch": 2, "plan": "vllm", "dispatch": "all-to-all", "pairs": "4,4;4,4"},
+            "--dispatch, --plan",
+        ),
+        (
+            "mixtral",
+            {"tp": 2, "ep": 2, "batch": 2, "fsdp": 2, "dispatch": "all-to-all", "pairs": "1,1;1,1"},
+            "--dispatch",
+        ),
         ("mixtral", {"dp": 3, "ep": 3, "batch": 3}, "--ep"),
         ("mixtral", {"dp": 4, "ep": 3, "batch": 4}, "--ep"),
         ("llama", {"rank": 1}, "--rank"),
@@ -605,7 +621,7 @@ def test_runs_that_are_refused(name: str, settings: dict[str, Any], where: str) 
         ({"dp": 2, "ep": 2, "batch": 2}, [[[[0, 1], [0, 8]]] * 32], r"invalid choice.*\n.*prefill\[0\]\[0\]\[1\]"),
         (
             {"tp": 2, "dp": 2, "ep": 4, "batch": 2, "dispatch": "all-to-all"}, [[[[0, 1], [0, 2]]] * 32],
-            r"ranks with whole attention(.*\n){4}.*leave out --dispatch",
+            r"equal slices(.*\n){4}.*leave out --dispatch",
         ),
         (
             {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all"}, [[[[0, 1], [0, 2]]] * 32],

@@ -340,6 +340,20 @@ def test_a_table_that_is_interpolated_weighs_no_values() -> None:
     assert {i: work.scores for i, work in found.items() if work.scores} == {2: heads * rows * keys}
 
 
+def test_streams_that_are_mixed_and_added_to_are_no_scores() -> None:
+    """Hyper-connections: streams times a matrix, plus what a layer adds, times the matrix of the next layer."""
+    tokens, streams, width = 3, 2, 8
+    first, second = (value(tokens, streams, streams, origin="input") for _ in range(2))
+    given, added = (value(tokens, streams, width, origin="input") for _ in range(2))
+    mixed, left, out = (value(tokens, streams, width) for _ in range(3))
+    ops = [
+        call("aten.matmul.default", [first, given], [mixed]),
+        call("aten.add.Tensor", [added, mixed], [left]),
+        call("aten.matmul.default", [second, left], [out]),
+    ]
+    assert not kept_work(cost_graph(Graph(tuple(ops), (out,), (), ())), _AnyBias())
+
+
 def test_an_empty_cache_is_no_parameter() -> None:
     """A cache that begins as a tensor of no elements, which an operator without inputs makes, is joined with keys."""
     rows, heads, width = 3, 2, 4

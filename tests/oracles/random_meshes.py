@@ -35,7 +35,7 @@ POOLS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "parts of parameters": tuple({"fsdp": fsdp, "cp": cp} for fsdp, cp in product((2, 3, 4), (1, 2))),
     "batches of experts": tuple(
         {"tp": tp, "dp": dp, "ep": tp * dp, **({"dispatch": "all-to-all"} if pairs else {})}
-        for tp, dp, pairs in ((1, 2, False), (1, 3, False), (2, 2, False), (1, 2, True), (1, 3, True), (1, 4, True))
+        for tp, dp, pairs in ((1, 2, False), (1, 3, False), (2, 2, False), (1, 2, True), (1, 3, True), (2, 2, True))
     ),
 }
 """Meshes of up to 36 devices that may fit a model, by what ranks share."""
@@ -81,15 +81,16 @@ def on_mesh(model: Any, mesh: dict[str, Any], rng: random.Random) -> Workload:
     Raises:
         Problems: the model does not fit the mesh.
     """
-    dp, shared = mesh.get("dp", 1), mesh.get("ep", 1) > mesh.get("tp", 1)
-    equal = shared and "dispatch" in mesh
-    batch: int = dp * rng.randint(1, 2) if equal else rng.randint(parts := dp * mesh.get("fsdp", 1), max(parts, 4))
+    dp, tp = mesh.get("dp", 1), mesh.get("tp", 1)
+    batch: int = rng.randint(parts := dp * mesh.get("fsdp", 1), max(parts, 4))
     run: dict[str, Any] = {"text_tokens": 12, "new_tokens": rng.randint(0, 2), "batch": batch, **mesh}
     if "cp" in mesh and getattr(model.config, "kv_rank", 0) > 0:
         run["decoding"] = rng.choice(("expanded", "absorbed"))
     if "dispatch" in mesh:
-        each = batch // dp * 12 * getattr(model.config, "top_k", 0)
-        cuts = [sorted(rng.randint(0, each) for _ in range(mesh["ep"] - 1)) for _ in range(dp)]
-        rows = [[b - a for a, b in pairwise((0, *cut, each))] for cut in cuts]
+        rows = []
+        for rank in range(tp * dp):
+            each = len(range(batch)[rank // tp :: dp]) * 12 // tp * getattr(model.config, "top_k", 0)
+            cut = sorted(rng.randint(0, each) for _ in range(mesh["ep"] - 1))
+            rows.append([b - a for a, b in pairwise((0, *cut, each))])
         run |= {"new_tokens": 0, "pairs": ";".join(",".join(map(str, row)) for row in rows)}
     return cast(Workload, model.workload(**run, rank=rng.randrange(prod(mesh.get(x, 1) for x in SHARED))))

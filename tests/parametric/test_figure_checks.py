@@ -25,6 +25,7 @@ from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Mesh, Schedule
 from costproof.models import cache_dtype
 from costproof.models import settings as settings_module
+from costproof.models.decoding import sharding
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.llama import Llama
 from costproof.models.families.mistral import Mistral
@@ -191,11 +192,11 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         _roofline(QWEN),
     ),
     "exposed by the links": (
-        _after(roofline_module, "_with_links", lambda of: replace(of, exposed_s=of.seconds)),
+        _after(roofline_module, "with_links", lambda of: replace(of, exposed_s=of.seconds)),
         _roofline(f"{LLAMA},tp=2"),
     ),
     "overlapped by the links": (
-        _after(roofline_module, "_with_links", lambda of: replace(of, overlapped_s=of.seconds)),
+        _after(roofline_module, "with_links", lambda of: replace(of, overlapped_s=of.seconds)),
         _roofline(f"{LLAMA},tp=2"),
     ),
     "seconds of the shorter clock": (
@@ -224,6 +225,22 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
     "the largest packed matrix": (
         _after(fits_module, "stored_checkpoint", lambda of: replace(of, largest_matrix=of.largest_matrix // 8)),
         _fits(OSS, "4GB"),
+    ),
+    "a matrix of the whole model": (
+        _after(fits_module, "_largest_matrix", lambda n: 2 * n), _fits(f"{OSS},tp=2,ep=2,rank=1", "4GB"),
+    ),
+    "another matrix by the formulas": (
+        _after(fits_module, "largest_matrix", lambda n: n - 1), _fits(f"{OSS},tp=2,ep=2,rank=1", "4GB"),
+    ),
+    "logits of several sequences as those of one": (
+        (sharding.Shards, "steps",
+         lambda self, *of, right=sharding.Shards.steps: replace(right(self, *of), one_row=True)),
+        _fits("llama-3.1-8b@chat,text_tokens=2,new_tokens=2,layers=1,batch=64,logits=last,tp=2,rank=1"),
+    ),
+    "a live peak of ranks that share tokens": (
+        (sharding.Shards, "steps", lambda self, *of, right=sharding.Shards.steps: right(
+            replace(self, plan=replace(self.plan, sequence=False)), *of)),
+        _fits("llama-3.1-8b@chat,text_tokens=8,new_tokens=2,layers=1,tp=2,plan=megatron,rank=1"),
     ),
     "the run of the first rank": (
         (fits_module, "baseline_by_formulas",
@@ -289,7 +306,7 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         _roofline(f"{LLAMA},tp=2"),
     ),
     "a border of all rows of shared experts": (
-        (roofline_module, "_mean", lambda terms, ledger, shared: roofline_module._times(terms, shared)),
+        (roofline_module, "mean_terms", lambda terms, ledger, shared: links.scaled(terms, shared)),
         _roofline(QWEN),
     ),
     "weights read unpacked, in borders": (

@@ -24,7 +24,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import plans, sharding
 from costproof.models.pages import formulas as pages
 from costproof.models.registry import load_target
-from costproof.models.target import SEQUENCE_COPIES
+from costproof.models.target import DATA_COPIES, OF_MEMORY, OF_WORK, SEQUENCE_COPIES
 from costproof.parametric import rank_checks, targets
 from costproof.parametric.memory_checks import room_recounts
 from costproof.parametric.rank_checks import copies_by_sets, gathered, scattered
@@ -149,6 +149,37 @@ def _in_other_order(mesh: Mesh, rank: int) -> Coordinates:
     return Coordinates(tp, 0, rest // mesh.dp, rest % mesh.dp, cp, 0)
 
 
+def _renamed(method: str, place: int, metrics: tuple[str, ...], *names: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plant another cause of copies of some metrics.
+
+    Args:
+        place: position of the metric among the arguments of a method that yields causes and amounts.
+        names: of the cause, right and wrong.
+    """
+    right, (before, after) = getattr(sharding.Shards, method), names
+
+    def planted(self: Any, *of: Any) -> Iterator[tuple[str, int]]:
+        for why, amount in right(self, *of):
+            yield (after if why == before and of[place] in metrics else why), amount
+
+    return _replaced(sharding.Shards, method, planted)
+
+
+_REPEATED = sharding.Shards._repeated
+_WORK = "work of split modules on whole tensors"
+_INPUTS = "inputs of split modules, which every rank reads"
+_GATHERED = "parts of parameters that ranks read to gather them"
+_SHARED: dict[str, Any] = {"tp": 2, "dp": 2, "ep": 4, "batch": 2}
+
+
+def _repeated_as(name: str, of: str, metrics: tuple[str, ...]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plant a name of what every rank has in full, for modules of a role."""
+    return _replaced(
+        sharding.Shards, "_repeated",
+        lambda self, role, metric: name if role == of and metric in metrics else _REPEATED(self, role, metric),
+    )  # fmt: skip
+
+
 PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any]]] = {
     "vLLM pads to 128": (_engine("vllm", multiple=128), "llama-3.1-8b", {"tp": 2, "plan": "vllm", "config": 192}),
     "vLLM adds experts apart": (_engine("vllm", joint=False), "deepseek-v3", {"tp": 2, "plan": "vllm"}),
@@ -200,7 +231,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         "llama-3.1-8b", {"tp": 2},
     ),
     "fewer pairs than tokens choose": (
-        _replaced(plans, "_pair_problems", lambda config, workload: ()),
+        _replaced(plans, "_pair_problems", lambda config, workload, **_: ()),
         "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all",
                           "pairs": "5+3;4+3"},
     ),
@@ -229,7 +260,39 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(sharding.Shards, "_repeated", lambda self, role, metric: "routers"), "llama-3.1-8b", {"tp": 2},
     ),
     "hidden states of stages left out": (
-        _replaced(sharding.Shards, "added_by_collectives", lambda *of: iter(())), "llama-3.1-8b", {"pp": 2},
+        _replaced(sharding.Shards, "moved", lambda *of: iter(())), "llama-3.1-8b", {"pp": 2},
+    ),
+    "sums under the name of rows that are overwritten": (
+        _replaced(sharding, "SUMMED", sharding.ZEROS), "llama-3.1-8b", {"tp": 2},
+    ),
+    "gathered logits under the name of sums": (
+        _replaced(sharding, "GATHERED_LOGITS", sharding.SUMMED), "llama-3.1-8b", {"tp": 2},
+    ),
+    "a ring under one name": (
+        _replaced(sharding, "PASSED", sharding.READ_AGAIN), "llama-3.1-8b", {"cp": 2, "cp_plan": "ring"},
+    ),
+    "partial results under the name of copies": (
+        _replaced(sharding, "MERGED", SEQUENCE_COPIES), "llama-3.1-8b", {"cp": 2, "new_tokens": 1},
+    ),
+    "exchanged heads under the name of copies": (
+        _replaced(sharding, "FOR_POSITIONS", SEQUENCE_COPIES), "llama-3.1-8b", {"cp": 2, "cp_plan": "ulysses"},
+    ),
+    "exchanged pairs under the name of rows": (
+        _replaced(sharding, "EXCHANGED", sharding.OVERWRITTEN), "mixtral",
+        {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all", "pairs": "1,1;1,1"},
+    ),
+    "gathered tokens under the name of rows": (
+        _replaced(sharding, "GATHERED_TOKENS", sharding.OVERWRITTEN), "mixtral", {"dp": 2, "ep": 2, "batch": 2},
+    ),
+    "masks under the name of norms": (
+        _replaced(sharding, "MASKS", "norms"), "llama-3.1-8b", {"tp": 2, "attention": "eager"},
+    ),
+    "rows of a table under the name of norms": (
+        _replaced(sharding, "LOOKED_UP", "norms"), "llama-3.1-8b", {"tp": 2},
+    ),
+    "copies of gathered parameters left out": (
+        _replaced(sharding.Shards, "added_by_collectives", lambda *of: iter(())), "llama-3.1-8b",
+        {"fsdp": 2, "batch": 2},
     ),
     "no size is divided": (
         _replaced(sharding.Shards, "_own_sizes", lambda self, role, metric, sizes: ({},) * self.mesh.tp),
@@ -242,11 +305,11 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(targets, "_dispatches", lambda *_: iter(())), "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2},
     ),
     "numbers of experts without a dtype": (
-        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)),
+        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype, role: (dtype,)),
         "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
     ),
     "logarithms in the dtype of the run": (
-        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)), "llama-3.1-8b", {"cp": 2},
+        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype, role: (dtype,)), "llama-3.1-8b", {"cp": 2},
     ),
     "gathered parameters on the first rank": (
         _replaced(Workload, "on_mesh", lambda run, *, rank=0, **axes: _ON_MESH(run, **axes)),
@@ -276,6 +339,57 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
             lambda self, parts, call: (x for x in _OF_STAGE(self, parts, call) if self.stage != 1 or x.role != "text"),
         ),
         "llama-3.1-8b", {"pp": 3},
+    ),
+    "formulas of ranks with another batch": (
+        _replaced(targets, "_kind_of", lambda run: run.mesh.coordinates(run.rank).pp), "llama-3.1-8b",
+        {"tp": 2, "dp": 2, "batch": 3, "logits": "last"},
+    ),
+    "equal collectives in rows of their own": (
+        _replaced(targets, "folded_path", lambda module: module), "llama-3.1-8b", {"tp": 2},
+    ),
+    "no copies of resident bytes": (
+        _replaced(sharding, "OF_MEMORY", OF_MEMORY[:3]), "llama-3.1-8b", {"tp": 2},
+    ),
+    "no copies of reads of the cache": (
+        _replaced(sharding, "OF_WORK", tuple(m for m in OF_WORK if m != "kv_read_bytes")),
+        "llama-3.1-8b", {"cp": 2},
+    ),
+    "calls along cp under the name of those along dp": (
+        _renamed("excess", 1, ("calls",), SEQUENCE_COPIES, DATA_COPIES), "llama-3.1-8b", {"cp": 2},
+    ),
+    "weights read along cp under the name of those along dp": (
+        _renamed("excess", 1, ("weight_read_bytes",), SEQUENCE_COPIES, DATA_COPIES), "llama-3.1-8b", {"cp": 2},
+    ),
+    "weights read along dp under the name of gathers": (
+        _renamed("excess", 1, ("weight_read_bytes",), DATA_COPIES, _GATHERED), "llama-3.1-8b", {"dp": 2, "batch": 2},
+    ),
+    "gathers under the name of copies": (
+        _renamed("added_by_collectives", 2, ("weight_read_bytes", "unfused_bytes"), _GATHERED, DATA_COPIES),
+        "llama-3.1-8b", {"fsdp": 2, "batch": 2},
+    ),
+    "gathered logits under the name of padding": (
+        _renamed("excess", 1, ("output_bytes",), sharding.GATHERED_LOGITS, "padding of uneven shards"),
+        "llama-3.1-8b", {"tp": 2},
+    ),
+    "rows of other experts under the name of other work": (
+        _repeated_as(_WORK, "text.layer.experts", ("vector_flops", "input_bytes", "output_bytes")), "qwen3-30b-a3b",
+        _SHARED,
+    ),
+    "tokens of a rank under the name of rows of others": (
+        _renamed("_copies_of_shared", 1, ("input_bytes",), _INPUTS, sharding.ROWS_ELSEWHERE), "qwen3-30b-a3b", _SHARED,
+    ),
+    "chosen experts under the name of copies": (
+        _renamed("excess", 1, ("params_active",), sharding.EXPERTS, DATA_COPIES), "qwen3-30b-a3b",
+        {"dp": 16, "ep": 16, "batch": 16},
+    ),
+    "cached latents under the name of other work": (
+        _repeated_as(_WORK, "text.layer.attention", ("kv_read_bytes",)), "deepseek-v3", {"tp": 2, "plan": "vllm"},
+    ),
+    "latents under the name of tables": (
+        _repeated_as(
+            "tables and masks that the attention of every rank reads", "text.layer.attention", ("unfused_bytes",)
+        ),
+        "deepseek-v3", {"tp": 2, "plan": "vllm"},
     ),
     "pairs that come as those that go": (
         _replaced(rank_checks, "splits_of", lambda run, *of: ((pairs_of(run.inputs)[run.rank],) * 2,)),
@@ -352,12 +466,12 @@ _SENDS, _PARTNERS = RoutedCall.sends, DispatchForm.partners
 _SPLITS_OF = routing.splits_of
 ROUTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a copy for each expert": (
-        _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert")),
+        _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert", *of[5:])),
         "",
     ),
     "slices in another order": (_replaced(RoutedCall, "sends", _in_another_order), ""),
     "results of the rank's own group along tp are left out": (
-        _replaced(DispatchForm, "partners", lambda self, mesh, rank: _PARTNERS(self, mesh, rank)[1:]), "",
+        _replaced(DispatchForm, "partners", lambda self, mesh, rank, node: _PARTNERS(self, mesh, rank, node)[1:]), "",
     ),
     "layers in another order": (_replaced(rank_checks, "splits_of", lambda *of: _SPLITS_OF(*of)[::-1]), "all-to-all"),
 }  # fmt: skip
@@ -383,10 +497,10 @@ def test_a_planted_mistake_in_a_given_routing_is_found(
     for run in runs:
         assert {d.routing for d in counted(target, run).dispatches} == {"any", "given", "bound", "uniform"}
     plant(monkeypatch)
-    routing.layer_copies.cache_clear()
+    routing.copies_by_call.cache_clear()
     with pytest.raises(Bug):
         [counted(target, run) for run in runs]
-    routing.layer_copies.cache_clear()
+    routing.copies_by_call.cache_clear()
 
 
 PLANTED_IN_PAGES: dict[str, dict[str, Any]] = {

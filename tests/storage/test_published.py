@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from costproof import stored
+from costproof import fits, stored
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.generic.huggingface import huggingface
 from costproof.storage.scheme import read_scheme
@@ -315,6 +315,75 @@ def test_fits_with_the_weights_of_the_module_for_further_tokens(tmp_path: Path) 
     )
     assert found["stored_bytes"] == 688_574_839_360 - 58 * 256 * 4
     assert "the cache and activations of 1 MTP module are left out" in found["notes"]
-    for wrong in (("--on", "8xh200-sxm"), ("--memory", "700GB", "--tp", "8")):
-        done = costproof("fits", "deepseek-v3", *wrong, "--mtp", "1", cwd=tmp_path)
-        assert (done.code, "--mtp" in done.stderr) == (2, True)
+    done = costproof("fits", "deepseek-v3@chat,batch=8,fsdp=8", "--memory", "700GB", "--mtp", "1", cwd=tmp_path)
+    assert (done.code, "--mtp, --fsdp" in done.stderr) == (2, True)
+
+
+def bytes_of_a_module(*, tp: int, ep: int, whole: bool) -> tuple[int, dict[str, int]]:
+    """Bytes of DeepSeek-V3's module on a rank, and of its parts that each rank of a ``tp`` group has whole.
+
+    Of 7,168 hidden elements, 128 heads of 128 + 64 and 128, latents of 1,536 and 512 + 64, 256 + 1 experts 2,048 wide,
+    and 129,280 entries. Five norms of the width, two of latents; the projection and tables are in bfloat16.
+
+    Args:
+        whole: whether attention is whole on each rank, as in the plan of transformers.
+    """
+    h, heads = 7168, 128 if whole else 128 // tp
+    named = {
+        "norms": 2 * 5 * h,
+        "latents of MLA, and the projections to them": fp8(1536, h) + fp8(512 + 64, h) + 2 * (1536 + 512),
+        "routers": 2 * 256 * h + 4 * 256,
+        "projections of MTP modules": 2 * h * 2 * h,
+    }
+    attention = fp8(heads * 192, 1536) + fp8(heads * 256, 512) + fp8(h, heads * 128)
+    if whole:
+        named["attention, which the plan leaves whole"] = attention
+    width, inner = (2048, 2048 // tp) if ep > 1 else (2048 // tp, 2048 // tp)
+    experts = 256 // ep * (2 * fp8(width, h) + fp8(h, width))
+    shared = 2 * fp8(inner, h) + fp8(h, inner)
+    tables = 2 * 2 * (129_280 // tp) * h
+    return sum(named.values()) + (0 if whole else attention) + experts + shared + tables, named
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sizes", "holding"),
+    [
+        ("tp=8,ep=8", (8, 8, True), 8),
+        ("tp=4,plan=vllm", (4, 1, False), 4),
+        ("dp=8,ep=8,batch=8", (1, 8, True), 8),
+        ("tp=2,pp=2,dp=2,batch=2", (2, 1, True), 4),
+    ],
+)
+def test_the_module_for_further_tokens_on_a_mesh(mesh: str, sizes: tuple[int, int, bool], holding: int) -> None:
+    """Bytes of a rank by hand; the ranks of the last stage have it, and sum to one device and the copies by name."""
+    tp, ep, whole = sizes
+    run = f"deepseek-v3@chat,text_tokens=8,new_tokens=0,{mesh}"
+    found = fits(run, memory="1TB", next_token=1)
+    of_rank, named = bytes_of_a_module(tp=tp, ep=ep, whole=whole)
+    held = {rank: row.stages[""]["resident_bytes"] for row in found.next_token_ranks for rank in row.ranks}
+    last = found.workload.mesh.world - holding
+    assert held == {rank: of_rank if rank >= last else 0 for rank in range(found.workload.mesh.world)}
+    assert (found.rank, found.next_token_bytes) == (last, of_rank)  # a rank that holds the most is reported
+    copies = {d.what: d.amount for d in found.next_token_copies if d.metric == "resident_bytes"}
+    groups = holding // tp
+    expected = {what: (tp - 1) * size for what, size in named.items()} if tp > 1 else {}
+    shared = 15_424_227_552 + sum(expected.values())  # all that the ranks of one batch hold
+    experts = 256 * (2 * fp8(2048, 7168) + fp8(7168, 2048)) if ep > tp else 0  # divided among batches
+    if groups > 1:
+        expected["copies of data-parallel ranks"] = (groups - 1) * (shared - experts)
+    assert copies == expected
+    assert sum(held.values()) == 15_424_227_552 + sum(copies.values())
+
+
+def test_deepseek_v3_with_its_module_on_eight_ranks(tmp_path: Path) -> None:
+    """94,321,022,368 of the model and 2,274,894,880 bytes of its module on each of eight: 96 GB are too few."""
+    run = ("deepseek-v3@chat,text_tokens=8,new_tokens=1,batch=1", "--mtp", "1", "-f", "json")
+    of_rank, _ = bytes_of_a_module(tp=8, ep=1, whole=True)
+    assert of_rank == 2_274_894_880
+    done = costproof("fits", *run, "--tp", "8", "--memory", "140GB", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert (done.code, found["next_token_bytes"]) == (0, of_rank)
+    plain = json.loads(costproof("fits", *run[:-4], *run[-2:], "--tp", "8", "--memory", "140GB", cwd=tmp_path).stdout)
+    assert found["stored_bytes"] - plain["stored_bytes"] == of_rank
+    assert costproof("fits", *run, "--tp", "8", "--memory", "96GB", cwd=tmp_path).code == 1
+    assert plain["stored_bytes"] < 96_000_000_000

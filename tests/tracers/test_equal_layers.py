@@ -174,6 +174,13 @@ QWEN3_NEXT: Final = {
     "shared_expert_intermediate_size": 8, "num_experts_per_tok": 2, "full_attention_interval": 2,
     "num_hidden_layers": 8,
 }  # fmt: skip
+DEEPSEEK_V4: Final = {
+    "model_type": "deepseek_v4", "hidden_size": 32, "moe_intermediate_size": 16, "n_routed_experts": 4,
+    "vocab_size": 64, "num_experts_per_tok": 2, "q_lora_rank": 16, "num_attention_heads": 2, "head_dim": 16,
+    "qk_rope_head_dim": 8, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 2, "index_head_dim": 16,
+    "index_topk": 4, "hc_mult": 2, "hc_sinkhorn_iters": 2, "num_hash_layers": 0, "num_hidden_layers": 7,
+    "compress_ratios": [0, *3 * [4, 128]],
+}  # fmt: skip
 OLMO3: Final = {
     "model_type": "olmo3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 16, "vocab_size": 64,
     "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 4,
@@ -200,6 +207,13 @@ COMPOSED: Final = [
     # Two chunks of 64 tokens; the last layer is of the kind that is not the last of the truncated model.
     pytest.param(layers_of(QWEN3_NEXT, "lalalal"), replace(TWO_STEPS, text_tokens=70), 4, id="two chunks"),
     pytest.param(layers_of(QWEN3_NEXT, "lalalal"), CHUNK, 4, id="qwen3-next, chunk", marks=pytest.mark.thorough),
+    # A step reads no state of a compressor that has too few tokens, but gets and returns all of them.
+    pytest.param(DEEPSEEK_V4, replace(TWO_STEPS, attention="eager"), 5, id="deepseek-v4"),
+    pytest.param(
+        {**DEEPSEEK_V4, "num_hash_layers": 2, "num_hidden_layers": 9, "compress_ratios": [0, *4 * [4, 128]]},
+        replace(TWO_STEPS, text_tokens=16, batch=2, attention="eager"), 6, id="deepseek-v4, hashes",
+        marks=pytest.mark.thorough,
+    ),
     # Each cache of a window has a number, which the graph copies outside of the layers.
     pytest.param(OLMO3, TWO_STEPS, 8, id="windows", marks=pytest.mark.thorough),
 ]  # fmt: skip

@@ -18,7 +18,7 @@ import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.metrics import COMM, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
@@ -177,6 +177,37 @@ CASES: Final = {
     "pairs, gathered weights": ("mixtral", {}, {"dp": 2, "ep": 2, "new_tokens": 0, "experts": "batched_mm", **ROUTED}),
     "pairs and biases": ("gpt-oss", {}, {"dp": 2, "ep": 2, "new_tokens": 0, **ROUTED}),
     "pairs and latents": ("deepseek-v3", LATENT, {"dp": 2, "ep": 2, "new_tokens": 0, **ROUTED}),
+    "pairs of slices": (
+        "qwen3-moe",
+        {},
+        {
+            "tp": 2,
+            "dp": 2,
+            "ep": 4,
+            "rank": 1,
+            "new_tokens": 0,
+            "dispatch": "all-to-all",
+            "pairs": "1,2,3,0;2,2,1,1;0,3,1,2;3,0,2,1",
+        },
+    ),
+    "pairs of narrow slices": (
+        "mixtral",
+        {},
+        {
+            "tp": 4,
+            "ep": 4,
+            "rank": 1,
+            "text_tokens": 4,
+            "new_tokens": 0,
+            "dispatch": "all-to-all",
+            "pairs": "1,1,1,1;2,0,1,1;0,2,1,1;3,0,1,0",
+        },
+    ),
+    "pairs of uneven batches": (
+        "gpt-oss",
+        {},
+        {"dp": 2, "ep": 2, "batch": 3, "new_tokens": 0, "dispatch": "all-to-all", "pairs": "20,4;7,5"},
+    ),
     "first stage": ("gemma2", {"layers": 3, "tied": True}, {"pp": 2, "batch": 1}),
     "middle stage": ("qwen3-moe", {"layers": 3}, {"pp": 3, "tp": 2, "ep": 2, "rank": 3}),
     "last stage": ("llama", {"layers": 3, "tied": True}, {"pp": 2, "tp": 2, "dp": 2, "batch": 3, "rank": 7}),
@@ -292,6 +323,60 @@ def test_pairs_of_a_routing_by_layer(tmp_path: Path) -> None:
         flops = [sum(n.cost("flops") or 0 for n in ledger.nodes if n.module == f"model.layers.{i}.mlp.experts")
                  for i in (0, 1)]  # fmt: skip
         assert flops == [12 * 3 * 2 * 64 * 32, 18 * 3 * 2 * 64 * 32]
+
+
+def test_pairs_of_slices_by_hand() -> None:
+    """Two ranks along tp have the same 2 x 6 tokens, of which each sends 6: 12 pairs; rank 1 sends 4 and gets 7.
+
+    A pair is 64 x 2 bytes, there and back: 11 of them, and the numbers of pairs for 4 experts of the other, in 8 bytes.
+    Then the ranks gather the results of 12 tokens, weighted in float32: 64 x 4 bytes, of which each sends half. Experts
+    run on 15 pairs, 3 of 2 x 64 x 32 FLOPs each. Source: transformers ``AllToAllEP``, whose ranks along tp "keep
+    disjoint slices of the batch they share" and "gather the slices back".
+    """
+    target = small("mixtral", layers=1, intermediate=32)
+    work = workload(target, tp=2, ep=2, rank=1, text_tokens=6, new_tokens=0, **ROUTED)
+    expected = {
+        "all_to_all": (11 * 128 + 4 * 8, 27 * 128 + 8 * 8, 3),
+        "all_gather": (6 * 256, 12 * 256, 1),
+    }
+    formulas, static, run = evaluate_formulas(target, work), static_ledger(target, work), dynamic_ledger(target, work)
+    both = {*static.metrics} & {*run.ledger.metrics}
+    found = {key: cost for key, cost in by_module(formulas, both).items() if key[0] == "prefill"}
+    assert by_module(run.ledger, both) == by_module(static, both) == found
+    for ledger in (formulas, static, run.ledger):
+        mine = {kind: found for (_, module, kind), found in collectives(ledger).items() if "experts" in module}
+        assert mine == expected
+        flops = [n.cost("flops") or 0 for n in ledger.nodes if n.module.endswith("experts") and "flops" in n.costs]
+        assert sum(flops) == 15 * 3 * 2 * 64 * 32
+
+
+def test_pairs_of_steps(tmp_path: Path) -> None:
+    """Rank 1 of two has one sequence: of the 2 pairs of a step it keeps one, and gets both of rank 0, in three steps.
+
+    Of a prompt of 6 tokens it keeps all its 12 pairs, and gets none. A step has 1 + 2 pairs of 64 x 2 bytes there and
+    back, and numbers for 4 experts; its buffers have 2 and 3 pairs, and numbers for 8. Steps that send another number
+    of pairs are refused, as is a prompt that is as long as a step.
+    """
+    prompt = [[[0, 1]] * 6 + [[5, 4]] * 6]
+    routed: dict[str, Any] = {"dispatch": "all-to-all", "pairs": tmp_path / "routing.json"}
+    target = small("qwen3-moe", layers=1, window=64)
+    steps = [[[[4, 5], [1, 6]]], [[[6, 7], [5, 0]]], [[[7, 4], [2, 7]]]]
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [prompt], "decode": steps}), encoding="utf-8")
+    given: dict[str, Any] = {"dp": 2, "ep": 2, "rank": 1, "text_tokens": 6, "new_tokens": 3, **routed}
+    work = workload(target, **given)
+    stepped = 3 * ((1 + 2) * 128 + 32), 3 * ((2 + 3) * 128 + 64), 9
+    formulas, static, run = evaluate_formulas(target, work), static_ledger(target, work), dynamic_ledger(target, work)
+    for ledger in (formulas, static, run.ledger):
+        found = {stage: cost for (stage, _, kind), cost in collectives(ledger).items() if kind == "all_to_all"}
+        assert found == {"prefill": (32, (12 + 12) * 128 + 64, 3), "decode": stepped}
+    both = {*static.metrics} & {*run.ledger.metrics}
+    assert by_module(run.ledger, both) == by_module(static, both) == by_module(formulas, both)
+    steps[2] = [[[7, 0], [2, 7]]]
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [prompt], "decode": steps}), encoding="utf-8")
+    with pytest.raises(Problems, match="steps of one graph must send equally many pairs"):
+        workload(target, **given)
+    with pytest.raises(Problems, match="a graph tells a prompt from a step"):
+        workload(target, **{**given, "text_tokens": 1})
 
 
 def test_stages_in_turn_return_what_one_device_returns() -> None:

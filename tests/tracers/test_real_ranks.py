@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from costproof.parametric.targets import evaluate_formulas
 from costproof.tracers.dynamic import dynamic_ledger
+from tests.oracles import gloo_pairs
 from tests.oracles.gloo_ranks import RUNS, rank_main, run_ranks
 from tests.tracers.test_ranks import small, workload
 
@@ -81,3 +82,12 @@ def test_bytes_of_a_run_are_those_of_real_ranks() -> None:
         nodes = dynamic_ledger(target, work).ledger.nodes
         counted.append(sum(n.cost("comm_bytes") or 0 for n in nodes if "comm_bytes" in n.costs))
     assert counted[1] - counted[0] == 5 * 8192 + 6528
+
+
+@pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason=REASON)
+@pytest.mark.parametrize(("ranks", "alike"), [(2, 1), (2, 2), (4, 2)])
+def test_pairs_of_real_ranks_are_those_of_transformers(ranks: int, alike: int) -> None:
+    """Ranks return what ``AllToAllEP`` does, and one device; of ``alike`` ranks with one batch each sends a slice."""
+    for found in run_ranks(gloo_pairs.rank_main, ranks, alike):
+        assert found["theirs"] == 0
+        assert found["alone"] < 1e-4

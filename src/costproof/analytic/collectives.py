@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import sympy
 
@@ -186,6 +186,9 @@ class GatheredTokens:
         )
 
 
+_NONE: Final[Size] = 0
+
+
 @layer
 class ExchangedPairs:
     """Sends each (token, chosen expert) pair to the rank of the expert, and the expert's result back.
@@ -204,6 +207,17 @@ class ExchangedPairs:
     What comes back is written, and so is a tensor for it in the tokens' order; putting it there reads both and writes
     one, which is read; the products with the weights are written and read. Experts mask no weights beforehand, as those
     of gathered tokens do.
+
+    Of ``slices`` ranks along ``tp``, which have the same tokens, each sends the pairs of one slice, tokens / slices of
+    them, and they gather the results of all, in the dtype of the weights:
+
+        all_gather: comm_payload_bytes = tokens hidden weight_item
+        comm_bytes = (slices - 1) / slices tokens hidden weight_item
+
+    Of the hidden states a rank then reads one for each pair of its slice, at most all. Unfused, its slice of results is
+    written and read.
+
+    Branches: a slice has fewer pairs than there are tokens, or not.
     """
 
     name: ClassVar[str] = "exchanged_pairs"
@@ -219,28 +233,39 @@ class ExchangedPairs:
     got: Size
     item_bytes: Size
     weight_item: Size
+    slices: Size = 1
+    """Number of ranks that have the same tokens, of which each sends a slice."""
 
     def costs(self) -> LayerCosts:
-        pairs = self.tokens * self.top_k
+        tokens = self.tokens / self.slices
+        pairs = tokens * self.top_k
         rows, state = pairs - self.sent + self.got, self.hidden * self.item_bytes
-        own, weights = self.tokens * state, pairs * self.weight_item
+        looked_up = self.tokens if self.slices == 1 else sympy.Min(self.tokens, pairs)
+        own, weights = looked_up * state, pairs * self.weight_item
         arrived = rows * (state + self.item_bytes)
         counts = 8 * self.experts
+        result, copied, joined = self.hidden * self.weight_item, _NONE, dict[str, Exchange]()
+        if self.slices != 1:
+            copied = 2 * tokens * result
+            every = self.tokens * result
+            joined["all_gather"] = Exchange(every, every - tokens * result)
         return LayerCosts(
             vector_flops={"elementwise": 2 * pairs * self.hidden},
             input_bytes=own + weights - arrived,
-            output_bytes=own - rows * state,
+            output_bytes=self.tokens * state - rows * state,
             intermediate_bytes=8 * pairs * state
             + 2 * pairs * self.hidden * self.weight_item
             + 2 * rows * state
             + 2 * arrived
-            - 2 * rows * self.item_bytes,
+            - 2 * rows * self.item_bytes
+            + copied,
             exchanges={
                 "all_to_all": Exchange(
                     (pairs + rows) * state + counts,
                     (self.sent + self.got) * state + counts - counts / self.ranks,
                     3,
-                )
+                ),
+                **joined,
             },
         )
 

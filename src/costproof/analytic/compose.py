@@ -12,7 +12,7 @@ import sympy
 
 from costproof.algebra.series import CACHED, CONTEXT, STEPS, sum_over_steps
 from costproof.algebra.symbols import sym, text
-from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
+from costproof.analytic.costs import IN_DTYPE_OF_RUN, CacheShares, Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import (
     COMM,
@@ -168,7 +168,7 @@ def invocation_nodes(
     border: Size | None = None,
     calls: Size = 1,
     summed: Callable[[sympy.Expr], sympy.Expr] = _one_call,
-    cache: Size = 1,
+    cache: CacheShares = IN_DTYPE_OF_RUN,
 ) -> Iterator[CostNode]:
     """Yield the costs of one invocation by module and operator kind, with ``floor_bytes`` on the root.
 
@@ -179,7 +179,7 @@ def invocation_nodes(
             derived, in which case there is no floor.
         calls: calls of the stage in the invocation.
         summed: maps the cost of one call to the cost of all of them (decode steps).
-        cache: bytes of the cache in its format as a share of those in the run's dtype.
+        cache: bytes of the cache in its format for each byte in the run's dtype.
     """
     called = [(module_of(part, names), part) for part in parts if part.called]
     found = _texts()
@@ -203,7 +203,7 @@ def invocation_nodes(
             yield CostNode(stage, invocation, module, kind, {}, dict(exprs), owner, role=part.role)
 
 
-def _lasting_bytes(parts: Iterable[ModulePart], cache: Size) -> sympy.Expr:
+def _lasting_bytes(parts: Iterable[ModulePart], cache: CacheShares) -> sympy.Expr:
     """Return the bytes of parameters, buffers and cache that the modules read or write in a call."""
     found = [part.layers for part in parts]
     each, number = {id(layers): layers for layers in found}, Counter[tuple[Layer, ...]]()
@@ -240,7 +240,7 @@ def _unknown_metrics(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
 
 @lru_cache(maxsize=8192)
 def _module_costs(
-    layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr], cache: Size
+    layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr], cache: CacheShares
 ) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...], frozenset[Metric]]:
     """Return a module's bytes, (operator kind, layer, FLOPs) of its operators, and its unknown metrics.
 
@@ -280,7 +280,7 @@ def prefill_and_decode(
     *,
     border: Callable[[StackCall], Size | None] = lambda call: None,
     decode: bool = True,
-    cache: Size = 1,
+    cache: CacheShares = IN_DTYPE_OF_RUN,
     past: bool = False,
     first_id: str = "prompt",
 ) -> Iterator[CostNode]:

@@ -56,6 +56,8 @@ class Matrix:
     """Number of the matrices that a call reads; ``None``: all of them, or only rows of a table."""
     joined: bool = False
     """Whether rows of two matrices, gate and up projection, are stacked in each matrix."""
+    digits: int | None = None
+    """Number of digits of the rows and columns, for a format that writes them down; ``None``: unknown."""
 
     @property
     def elements(self) -> Size:
@@ -76,6 +78,20 @@ class Exchange:
 
 
 _NO_EXCHANGE: Mapping[str, Exchange] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShares:
+    """Bytes of a cache in its format for each byte in the dtype of the run: of all of it, and of parts of latents."""
+
+    whole: Size = 1
+    latents: Size = 1
+    """Of the latents in an MLA cache."""
+    rotated: Size = 1
+    """Of the rotated keys beside them."""
+
+
+IN_DTYPE_OF_RUN: Final = CacheShares()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +136,8 @@ class LayerCosts:
     """Part of the input bytes that are read from buffers of the model rather than computed by a layer."""
     output_bytes: Size = _MISSING
     kv_read_bytes: Size = 0
+    kv_read_part: Literal["whole", "latents", "rotated"] = "whole"
+    """Part of the cache that is read, as in :class:`CacheShares`."""
     kv_cache_bytes: Size = 0
     intermediate_bytes: Size | None = None
     """Further bytes that move if every operator runs separately: results passed between the layer's operators, and
@@ -143,12 +161,12 @@ class LayerCosts:
         read = self.weight_read_bytes - self.shared_weight_bytes + self.buffer_read_bytes
         return read + self.kv_read_bytes + self.kv_cache_bytes
 
-    def with_cache(self, share: Size) -> LayerCosts:
-        """Return the costs with cache bytes times ``share``: bytes of the cache format per byte of the run's dtype."""
-        if share == 1:
+    def with_cache(self, shares: CacheShares) -> LayerCosts:
+        """Return the costs with cache bytes in a format of their own."""
+        if shares == IN_DTYPE_OF_RUN:
             return self
-        read, appended = (sympy.expand(share * size) for size in (self.kv_read_bytes, self.kv_cache_bytes))
-        return replace(self, kv_read_bytes=read, kv_cache_bytes=appended)
+        read = sympy.expand(getattr(shares, self.kv_read_part) * self.kv_read_bytes)
+        return replace(self, kv_read_bytes=read, kv_cache_bytes=sympy.expand(shares.whole * self.kv_cache_bytes))
 
     @property
     def active(self) -> Size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Literal
 
 import sympy
@@ -147,6 +147,8 @@ class _ExpertWeights:
     experts: Size
     top_k: Size
     item_bytes: Size
+    chosen: Size | None = field(default=None, kw_only=True)
+    """Number of experts that a token chooses, if each given row is a pair of a token and an expert (``top_k`` 1)."""
 
     @property
     def rows(self) -> Size:
@@ -166,12 +168,13 @@ class _ExpertWeights:
 
     @property
     def passed(self) -> Size:
-        """Return the number of experts that process a token, ``top_k``.
+        """Return the number of experts that process a token, as many as it chooses.
 
         Branches: of a rank's share of the experts at most all.
         """
         shared = isinstance(self.experts, sympy.Expr) and not self.experts.is_Symbol
-        return sympy.Min(self.top_k, self.experts) if shared else self.top_k
+        chosen = self.top_k if self.chosen is None else self.chosen
+        return sympy.Min(chosen, self.experts) if shared else chosen
 
     def held(self) -> LayerCosts:
         """Return the costs of the weights that a call holds in memory, and of those that it reads.

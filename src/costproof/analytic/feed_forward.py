@@ -70,6 +70,8 @@ class ExpertMixture:
     """Number of tokens that the experts on this device get, divided by the number that the rank routes."""
     exchanged: tuple[Size, Size] | None = None
     """(token, expert) pairs that the rank sends to and gets from others, if it exchanges pairs instead of tokens."""
+    slices: Size = 1
+    """Number of slices, each sent by one rank, of the tokens that ranks share, if pairs are exchanged."""
     looped: bool = False
     """Whether each expert is a module, run in a loop; otherwise one kernel runs all of them on stacked weights."""
 
@@ -95,7 +97,10 @@ class ExpertMixture:
         if self.exchanged is not None:
             sent, got = self.exchanged
             pairs = replace(self, top_k=1, exchanged=None, routing=replace(self.routing, narrow=True))
-            return pairs._experts(role, rows * self.top_k - sent + got, b)
+            first, *others = pairs._experts(role, rows / self.slices * self.top_k - sent + got, b)
+            stack, *more = first.layers
+            assert isinstance(stack, Experts | ClampedExperts)
+            return (replace(first, layers=(replace(stack, chosen=self.top_k), *more)), *others)
         if self.looped:
             each = LoopedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.function)
             return (ModulePart(role, (each,), group=True),)

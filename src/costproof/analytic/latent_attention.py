@@ -92,6 +92,7 @@ class LatentAttention:
             input_bytes=(queries + latents + new * self.rope + expanded + mask) * b,
             output_bytes=core.output_bytes + joined * b,
             kv_read_bytes=self.batch * self.past * (self.rope if self.elsewhere else self.rank + self.rope) * b,
+            kv_read_part="rotated" if self.elsewhere else "whole",
             kv_cache_bytes=new * (self.rank + self.rope) * b,
             intermediate_bytes=None if core.intermediate_bytes is None else core.intermediate_bytes + 2 * copied * b,
         )

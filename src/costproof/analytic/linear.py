@@ -35,7 +35,7 @@ class Linear:
     read: bool = True
     """Whether another operator reads the result; an unread result is not an output."""
     cached: bool = False
-    """Whether the input is a part of the cache, so that it counts as ``kv_read_bytes``."""
+    """Whether the input is the latents of a cache, so that it counts as ``kv_read_bytes``."""
 
     def costs(self) -> LayerCosts:
         given = self.rows * self.features_in * self.item_bytes
@@ -50,6 +50,7 @@ class Linear:
             output_bytes=self.rows * self.features_out * self.item_bytes if self.read else 0,
             intermediate_bytes=0,
             kv_read_bytes=given if self.cached else 0,
+            kv_read_part="latents" if self.cached else "whole",
             skippable_flops={"linear": self.skippable},
         )
 

@@ -32,6 +32,8 @@ class MatrixShape:
     has_bias: bool
     dtype: Dtype
     """Dtype of unquantised tensors."""
+    digits: int = 0
+    """Number of digits of the rows and columns; 0: unknown, or those of the integers ``o`` and ``i``."""
 
     @property
     def c(self) -> Size:
@@ -121,7 +123,8 @@ def _four_bit(of: formats.FourBit, m: MatrixShape) -> Sizes:
     if of.nested:
         outer = _up(maxima, 256)
         return found | {"scale": (maxima + outer, maxima + 4 * outer), "table": (16 + 256, 4 * (16 + 256))}
-    text = 66 + len(m.dtype) + len(str(m.o)) + len(str(m.i))
+    digits = len(str(m.o)) + len(str(m.i)) if isinstance(m.o, int) and isinstance(m.i, int) else m.digits
+    text = 66 + len(m.dtype) + digits
     return found | {"scale": (maxima, 4 * maxima), "table": (16, 64), "description": (text, text)}
 
 

@@ -261,7 +261,7 @@ def _held_bytes(matrix: Matrix, of: Format, dtype: Dtype) -> Size:
 
 
 def _parts(matrix: Matrix, of: Format, dtype: Dtype) -> Sizes:
-    return parts_of(of, MatrixShape(matrix.rows, matrix.columns, matrix.bias, dtype))
+    return parts_of(of, MatrixShape(matrix.rows, matrix.columns, matrix.bias, dtype, matrix.digits or 0))
 
 
 def _undetermined(scheme: Scheme) -> tuple[str, ...]:
@@ -302,6 +302,23 @@ def _matrices(node: HeldNode, storage: Storage) -> tuple[tuple[Matrix, Format | 
     )
 
 
+def largest_quantised(ledger: Ledger, storage: Storage) -> int:
+    """Return the number of weights of the largest quantised tensor of the modules in a ledger of formulas; 0: none.
+
+    A stack of experts that the checkpoint stores in a single tensor counts whole, other experts one by one.
+
+    Raises:
+        UnknownFormat: the format of a module is not known.
+    """
+    found = 0
+    for node in ledger.nodes:
+        for matrix, of in _matrices(node, storage) if isinstance(node, HeldNode) else ():
+            if of is not None:
+                count = matrix.count if matrix.kind == "Expert" and storage.scheme.stacked else 1
+                found = max(found, _number(matrix.rows * matrix.columns * count, storage.sizes))
+    return found
+
+
 def _format_of_tied(head: LmHead, node: HeldNode, storage: Storage) -> Format | None:
     """Return the format of the table that a tied output projection reads."""
     if not storage.scheme.rules:
@@ -328,7 +345,7 @@ def _texts(
     sums = _Sum().plus({"scale": cache_scales(cache, dtype)})
     for matrix, of in quantised:
         sums = sums.plus(_parts(matrix, of, dtype), matrix.count)
-        if of.undetermined():
+        if of.undetermined() or (of.in_numbers and matrix.digits is None):
             sums = replace(sums, stored_bytes=None, stored_elements=None)
     costs = [costs_of(layer) for layer in layers]
     plain = sum(c.params for c in costs) - sum(matrix.elements for matrix, _ in quantised)
@@ -370,8 +387,8 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
     outside = layout.path(path)
     kinds = layout.classes(path) if matrix.kind == "Linear" and not is_head else (matrix.kind,)
     rows, columns = (_number(size, storage.sizes) for size in (matrix.rows, matrix.columns))
-    if any(rule.format.in_numbers for rule in scheme.rules):
-        matrix = replace(matrix, rows=rows, columns=columns)
+    if any(rule.format.in_numbers for rule in scheme.rules) and storage.sizes.get("tp", 1) == 1:
+        matrix = replace(matrix, digits=len(str(rows)) + len(str(columns)))
     if matrix.kind != "Expert":
         place = LinearModule(
             outside, kinds[0], columns, is_head, in_numbered_layer(path), path, kinds, rows,

@@ -115,7 +115,7 @@ def render(capture: Path | None, name: str | None, output: Path | None, device: 
 @click.argument("head", type=OPERAND)
 @mesh_options("base", "head")
 @options("head-config", "base-config")
-@report_command("diff", "trust-remote-code", "rules", table=True)
+@report_command("diff", "trust-remote-code", "rules", "progress", table=True)
 def diff(base: str, head: str, **choices: Any) -> object:
     """Compare BASE with HEAD, and attribute each difference in cost to a change.
 
@@ -148,7 +148,7 @@ def diff(base: str, head: str, **choices: Any) -> object:
     "-o", "--output", "outputs", multiple=True, type=FILE, metavar="FILE",
     help="Also write to FILE, in the format of its suffix (.md, .json, .xml, .sarif); may be repeated.",
 )  # fmt: skip
-@options("trust-remote-code", "rules")
+@options("trust-remote-code", "rules", "progress")
 def gate(
     base: str,
     head: str,
@@ -158,6 +158,7 @@ def gate(
     today: str | None,
     kind: str,
     outputs: tuple[Path, ...],
+    progress: str,
     **trust: Any,
 ) -> int:
     """Check the change from BASE to HEAD against the limits of a policy.
@@ -174,7 +175,9 @@ def gate(
     written = {path: variant("gate", None, path) for path in outputs}
     for path in outputs:
         check_apart(path)
-    found = api.gate(base, head, policy=policy, config=config, base_config=base_config, today=day, **trust)
+    with show_progress(progress) as say:
+        trust["progress"] = say
+        found = api.gate(base, head, policy=policy, config=config, base_config=base_config, today=day, **trust)
     for path, how in written.items():
         emit(how.text(found), path)
     emit(variant("gate", kind).text(found, terminal_width()), None)

@@ -48,7 +48,7 @@ _MTP: Final = click.option(
     help="Order of the microbatches; interleaved:V puts V parts of the model on each stage.  [default: 1f1b]",
 )
 @options("config")
-@report_command("roofline", "trust-remote-code", "rules")
+@report_command("roofline", "trust-remote-code", "rules", "progress")
 def roofline(target: str, device: str, **choices: Any) -> object:
     """Bound the time of TARGET on a device from below, and find where its settings change the limiting resource.
 

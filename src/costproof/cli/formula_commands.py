@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -388,7 +389,10 @@ def sweep(
             note_written(picture)
         code = _print_refused(tally, print_note)
     elif checked is None:
-        code = _print_refused(made.stream(lambda text: click.echo(text, nl=False)), print_note)
+        # On a terminal, the rows themselves tell how far it is.
+        with show_progress("never" if sys.stdout.isatty() else progress) as say:
+            tally = made.stream(lambda text: click.echo(text, nl=False), say)
+        code = _print_refused(tally, print_note)
     code = EXIT_INCOMPLETE if made.incomplete else code
     if checked is None:
         return code

@@ -132,11 +132,13 @@ def mesh_options(*operands: str) -> Callable[[F], F]:
         def with_settings(*args: Any, **choices: Any) -> Any:
             given = {name: choices.pop(name) for name in (*_MESH, "rank", "plan", CP_PLAN, DISPATCH, PAIRS)}
             # Commas separate the settings of an operand.
-            settings = [f"{name}={str(value).replace(',', '+')}" for name, value in given.items() if value is not None]
+            values = {name: str(value) for name, value in given.items() if value is not None}
+            paths = {name for name in (PAIRS, "plan") if Path(values.get(name, "")).is_file()}
+            settings = [f"{n}={v if n in paths else v.replace(',', '+')}" for n, v in values.items()]
             spread = {name: ",".join((choices[name], *settings)) for name in operands}
             for name in operands if settings else ():
                 path = Path(choices[name])
-                if path.suffix == ".json" or (path / "capture.json").exists():
+                if (path.suffix == ".json" and not choices[name].startswith("hf:")) or (path / "capture.json").exists():
                     given_names = ", ".join(f"--{setting.partition('=')[0]}" for setting in settings)
                     what, fix = "a file has the mesh of its own run", "leave them out, or name targets with settings"
                     raise BadInput(what, where=given_names, got=choices[name], fix=fix)

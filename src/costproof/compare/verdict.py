@@ -183,7 +183,20 @@ def _shares(d: Discrepancy, sources: Sequence[str]) -> tuple[bool, str]:
     alone = [f"{g.quantities:,} more from {g.sources[0]} alone" for g in d.given_by if len(g.sources) == 1]
     parts = [] if every else [", ".join(shared) or "none"]
     parts += [f"{', '.join(alone)}, compared with nothing"] if alone else []
+    parts += [f"{stage} not counted by {_listed(lacking)}" for stage, lacking in _uncounted(d, sources)]
     return every, f" ({'; '.join(parts)})" if parts else ""
+
+
+def _uncounted(d: Discrepancy, sources: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (stage, sources that count calls of other stages, but none of this one)."""
+    counted: dict[str, set[str]] = {}
+    for f in d.findings:
+        if f.level == "module" and f.metric == "calls":
+            counted.setdefault(f.stage, set()).update(s for s, value in f.values.items() if value is not None)
+    every = set().union(*counted.values())
+    for stage, by in counted.items():
+        if lacking := [s for s in sources if s in every - by]:
+            yield stage, lacking
 
 
 def _worst(unexplained: Sequence[Finding]) -> str:

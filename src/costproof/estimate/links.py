@@ -25,17 +25,24 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, Literal
+from functools import partial
+from math import floor
+from typing import TYPE_CHECKING, Final, Literal
 
+from costproof.estimate.arithmetic import CallTerm, FormulaSum, MetricTerm
 from costproof.estimate.hardware import Device, machine
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.mesh import DISPATCH, Mesh
 from costproof.ledger.metrics import UNFUSED
+from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
+
+if TYPE_CHECKING:
+    from costproof.estimate.roofline import StageBound
 
 LinkSide = Literal["compute", "memory", "links"]
 _MANY: Final = re.compile(r"([0-9]{1,6})x ?(?:([0-9]{1,6})x ?)?(?=\D)(.+)")
@@ -52,6 +59,12 @@ class Devices:
     """Number of devices; ``None`` for as many as the mesh of the run has ranks."""
     node: int | None = None
     """Number of devices per node, if ``--on`` states it."""
+
+    @property
+    def name(self) -> str:
+        """Return the devices as ``--on`` names them."""
+        counted = "" if self.count is None else f"{self.count // (self.node or 1) if self.node else self.count}x"
+        return f"{counted}{'' if self.node is None else f'{self.node}x'}{self.device.name}"
 
     @property
     def node_size(self) -> int | None:
@@ -256,27 +269,76 @@ def by_rows(metric: str) -> bool:
 
 
 def mean_of_experts(folded: Folded, ranks: int) -> Folded:
-    """Return a rank's counts with an equal share of the routed experts' tokens, a lower bound for the slowest rank.
+    """Return a rank's counts with an equal share of the routed experts' tokens, a lower bound for the slowest rank."""
+    return share_of_experts(folded, dict.fromkeys(folded.rows, Fraction(1, ranks)))
+
+
+def share_of_experts(folded: Folded, shares: Mapping[str, Fraction]) -> Folded:
+    """Return a rank's counts with its share of the tokens of routed experts, by stage.
 
     Each of the ranks is given all rows and skips those of experts of others, so how many it multiplies is data; all
-    together multiply each once. FLOPs and activations of the experts are divided and rounded down, and so are the
+    together multiply each once. FLOPs and activations of the experts are multiplied and rounded down, and so are the
     parameters that one token meets. The weights read stay those of min(E / ranks, T k) experts.
     """
 
-    def share(costs: dict[str, int | None]) -> dict[str, int | None]:
-        few = {m: n // ranks for m, n in costs.items() if n is not None and by_rows(m)}
+    def share(costs: dict[str, int | None], part: Fraction) -> dict[str, int | None]:
+        few: dict[str, int | None] = {m: floor(n * part) for m, n in costs.items() if n is not None and by_rows(m)}
         read, unfused = costs.get("weight_read_bytes", 0), costs.get(UNFUSED)
         if unfused is not None and read is not None:
-            few[UNFUSED] = read + (unfused - read) // ranks
+            few[UNFUSED] = read + floor((unfused - read) * part)
         return {**costs, **few}
 
     rows = {}
     for stage, parts in folded.rows.items():
         experts = [part for part, kinds in parts.items() if EXPERT_PRODUCTS in kinds]
         rows[stage] = {
-            part: {kind: share(costs) for kind, costs in kinds.items()}
+            part: {kind: share(costs, shares.get(stage, Fraction(1))) for kind, costs in kinds.items()}
             if any(part == outer or part.startswith(f"{outer}.") for outer in experts)
             else kinds
             for part, kinds in parts.items()
         }
     return replace(folded, rows=rows)
+
+
+def with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLinks:
+    """Return the time bounds of a stage including its collectives; of the whole run if ``stage`` is empty."""
+    here = [c for c in sent if stage.id in ("", c.stage)]
+    links = sum((Fraction(c.seconds) for c in here), Fraction(0))
+    work = stage.modules
+    if work.seconds is None or work.compute_s is None or work.memory_s is None:
+        return StageLinks(stage.id, sum(c.sent_bytes for c in here), str(links), None, None, None)
+    roofed, longest = Fraction(work.seconds), max(Fraction(work.compute_s), Fraction(work.memory_s))
+    return StageLinks(
+        stage.id, sum(c.sent_bytes for c in here), str(links), str(roofed + links), str(max(roofed, links)),
+        "links" if links > longest else work.bound,
+    )  # fmt: skip
+
+
+def scaled(terms: FormulaSum, factor: int) -> FormulaSum:
+    """Return a sum of formulas multiplied by a number."""
+    return tuple(replace(t, factor=t.factor * factor) if isinstance(t, MetricTerm) else t for t in terms)
+
+
+def mean_terms(terms: FormulaSum, ledger: Ledger, shared: int) -> FormulaSum:
+    """Return the formula terms multiplied by ``shared``, except those that grow with the rows of routed experts."""
+    outer = {node.role for node in ledger.nodes if node.kind == EXPERT_PRODUCTS}
+
+    def routed(node: CostNode) -> bool:
+        return any(node.role == role or node.role.startswith(f"{role}.") for role in outer)
+
+    found: list[MetricTerm | CallTerm] = []
+    for t in terms:
+        if not isinstance(t, MetricTerm) or not by_rows(t.metric):
+            found += scaled((t,), shared)
+            continue
+        found.append(replace(t, nodes=partial(_both, t.nodes, routed)))
+        found.append(replace(t, nodes=partial(_but_not, t.nodes, routed), factor=t.factor * shared))
+    return tuple(found)
+
+
+def _both(one: Callable[[CostNode], bool], other: Callable[[CostNode], bool], node: CostNode) -> bool:
+    return one(node) and other(node)
+
+
+def _but_not(one: Callable[[CostNode], bool], other: Callable[[CostNode], bool], node: CostNode) -> bool:
+    return one(node) and not other(node)

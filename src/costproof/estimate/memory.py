@@ -46,6 +46,7 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import ThresholdOutcome
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput
+from costproof.ledger.mesh import Duplicate, RankCosts
 from costproof.ledger.metrics import UNFUSED, Conventions, Metric
 from costproof.ledger.node import CostNode, exact_sum
 from costproof.ledger.schema import FileKind
@@ -165,6 +166,10 @@ class Fits:
     """Number of multi-token prediction modules in memory: their weights, without their cache and activations."""
     next_token_bytes: int = 0
     """Bytes of these modules in :attr:`stored_bytes`."""
+    next_token_ranks: tuple[RankCosts, ...] = ()
+    """What each rank of a mesh holds of these modules, in all metrics of memory; empty on one device."""
+    next_token_copies: tuple[Duplicate, ...] = ()
+    """Copies by which these ranks together exceed one device."""
     unpacked_bytes: int | None = None
     """Bytes of the largest quantised matrix in the run's dtype, which a kernel may unpack before it multiplies.
 

@@ -37,7 +37,7 @@ from costproof.estimate.arithmetic import (
 )
 from costproof.estimate.hardware import LARGEST_FIGURE, Device
 from costproof.estimate.links import LinkBounds
-from costproof.estimate.routing import Routing, TouchedExperts
+from costproof.estimate.routing import RoutedRank, Routing, TouchedExperts
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, Problems
 from costproof.ledger.metrics import (
@@ -205,6 +205,8 @@ class Roofline:
     """Time bounds including communication; ``None`` on one device, or if no bandwidth between devices is known."""
     unpacking: tuple[UnpackingTime, ...] = ()
     """Work of unpacking weights by stage, if the bounds are for quantised weights as stored."""
+    routed_ranks: tuple[RoutedRank, ...] = ()
+    """Routed experts of all ranks by stage, under a given routing on a mesh with ``ep``."""
 
     @property
     def name(self) -> str:

@@ -16,8 +16,8 @@ first limited to some groups, the same holds among the experts of these groups.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import sha256
@@ -62,6 +62,34 @@ class TouchedExperts:
     """Weight bytes that all calls read, rounded up."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """What the tokens of a given routing choose of the experts of one rank, in one call of a layer."""
+
+    pairs: int
+    """Pairs of a token and an expert of the rank."""
+    touched: int
+    """Number of its experts that any token chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRank:
+    """Work of the routed experts of one rank, and what it sends, under a given routing; all calls of a stage."""
+
+    stage: str
+    rank: int
+    pairs: int
+    """Pairs of a token and an expert that the rank's experts process, in all layers and calls."""
+    touched: str
+    """Mean number of experts that a layer reads in a call, as an exact fraction."""
+    read_bytes: int
+    """Weight bytes of routed experts that all layers and calls read."""
+    expert_flops: int
+    """FLOPs of the products of routed experts."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """Bytes that the rank sends to dispatch and to combine, by dispatch method; empty if ranks share one batch."""
+
+
 def apply_routing(
     folded: Folded,
     ledger: Ledger,
@@ -85,6 +113,15 @@ def apply_routing(
     found = _touched_experts(ledger, sizes, data, os.fspath(routing))
     if not found:
         raise BadInput("the model has no routed experts", where="--routing", fix="leave out --routing")
+    return with_reads(folded, found), "uniform" if data is None else "given", tuple(found)
+
+
+def with_reads(folded: Folded, found: Sequence[TouchedExperts]) -> Folded:
+    """Return the counts of a run in which layers read these experts.
+
+    Raises:
+        BadInput: the counts do not separate the routed experts.
+    """
     rows = {stage: dict(parts) for stage, parts in folded.rows.items()}
     for stage, part in dict.fromkeys((t.stage, t.part) for t in found):
         read = sum(t.bytes for t in found if (t.stage, t.part) == (stage, part))
@@ -105,7 +142,7 @@ def apply_routing(
             one: {kind: _increase(costs, FLOOR, more) for kind, costs in others.items()}
             for one, others in rows[stage].items()
         }
-    return replace(folded, rows=rows), "uniform" if data is None else "given", tuple(found)
+    return replace(folded, rows=rows)
 
 
 def no_formulas_error() -> BadInput:
@@ -147,6 +184,34 @@ def _touched_experts(
     return found
 
 
+def touched_of_rank(
+    ledger: Ledger,
+    sizes: Mapping[tuple[str, str], Mapping[str, int]],
+    layers: RoutedLayers,
+    loads: Mapping[str, Sequence[Sequence[ExpertLoad]]],
+) -> list[TouchedExperts]:
+    """Return the experts that the layers of a rank read under a given routing.
+
+    Args:
+        ledger: the formulas of the rank, in symbols.
+        sizes: (stage, invocation) -> the values of its symbols.
+        layers: sizes of the layers, all experts of all ranks among them.
+        loads: stage -> call -> layer with experts -> load of the rank.
+    """
+    found = []
+    for stage, calls in loads.items():
+        nodes = [n for n in ledger.nodes if n.stage == stage and n.role.rpartition(".")[2] == EXPERTS and not n.kind]
+        for layer, node in enumerate(n for n in nodes if READ in n.exprs):
+            held, _, per_expert, rest = _weight_line(node.exprs[READ], sizes[stage, node.invocation])
+            mean = Fraction(sum(call[layer].touched for call in calls), len(calls))
+            tokens = sizes[stage, node.invocation]["B"] * sizes[stage, node.invocation].get("S", 1)
+            read = ceil(per_expert * mean + rest)
+            found.append(
+                TouchedExperts(stage, node.role, layer, held, layers.top_k, tokens, len(calls), str(mean), read)
+            )
+    return found
+
+
 def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Fraction, Fraction]:
     """Return the weight bytes of all calls as a linear function of the number of experts that a call reads.
 
@@ -161,7 +226,7 @@ def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Frac
     (bound,) = expr.atoms(sympy.Min)
     touched = sympy.Symbol("touched")
     numbers = {s: values[s.name] for s in expr.free_symbols}
-    grows = [a for a in bound.args if "B" in {s.name for s in a.free_symbols}]
+    grows = [a for a in bound.args if not {"B", "ep_sequences"}.isdisjoint(s.name for s in a.free_symbols)]
     held = [a for a in bound.args if a not in grows]
     line = sympy.Poly(expr.xreplace({bound: touched}).subs(numbers), touched)
     per_expert, rest = (line.coeff_monomial(touched**n) for n in (1, 0))
@@ -328,42 +393,45 @@ class DispatchForm:
     header: int = 0
     """Bytes before the hidden state in each copy of a token."""
 
-    def units(self, mesh: Mesh) -> int:
+    def units(self, mesh: Mesh, node: int) -> int:
         """Return the number of receivers among which the experts of an ``ep`` group are divided: ranks, or nodes."""
-        return mesh.ep // node_size() if self.unit == "node" else mesh.ep
+        return mesh.ep // node if self.unit == "node" else mesh.ep
 
-    def copies(self, sizes: RoutedLayers, mesh: Mesh, *, uniform: bool) -> Fraction:
+    def copies(self, sizes: RoutedLayers, mesh: Mesh, node: int, *, uniform: bool) -> Fraction:
         """Return the copies of a token that leave its rank or node: the mean for uniform routing, or the maximum.
 
         The most is reached if the token chooses none of its own rank's experts, unless it must.
+
+        Args:
+            node: number of ranks per node.
         """
         if self.unit == "batch":
             return Fraction(mesh.batches - 1)
-        units = self.units(mesh)
+        units = self.units(mesh, node)
         if uniform:
-            return (units - 1) * self.arriving(sizes, mesh, uniform=True)
+            return (units - 1) * self.arriving(sizes, mesh, node, uniform=True)
         if self.unit == "expert":
             return Fraction(min(sizes.top_k, sizes.experts - sizes.experts // units))
         return Fraction(min(sizes.most_units(units), units - 1))
 
-    def arriving(self, sizes: RoutedLayers, mesh: Mesh, *, uniform: bool) -> Fraction:
+    def arriving(self, sizes: RoutedLayers, mesh: Mesh, node: int, *, uniform: bool) -> Fraction:
         """Return the copies of a token of another rank that reach a given receiver: their mean, or the maximum."""
-        units = self.units(mesh)
+        units = self.units(mesh, node)
         if self.unit == "expert":
             return Fraction(sizes.top_k, units) if uniform else Fraction(min(sizes.top_k, sizes.experts // units))
         return sizes.reached(units) if uniform else Fraction(1)
 
-    def partners(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
+    def partners(self, mesh: Mesh, rank: int, node: int) -> tuple[int, ...]:
         """Return the other ranks from which a rank receives copies, and to which it returns results.
 
         Between nodes these are the ranks with the same place in their node, which pass copies on inside it.
         """
-        group, step = mesh.group("ep", rank), node_size() if self.unit == "node" else 1
+        group, step = mesh.group("ep", rank), node if self.unit == "node" else 1
         return tuple(other for other in group if other != rank and (other - rank) % step == 0)
 
 
 NODES_OF: Final = "h100-sxm"
-"""Device whose node size the dispatch method by-node assumes, since the run's nodes are not known yet."""
+"""Device whose node size the dispatch method by-node assumes if no device is named."""
 DISPATCHES: Final = (
     DispatchForm("all-gather", "batch", "vLLM all2all AgRsAll2AllManager, its default; TensorRT-LLM for few ranks"),
     DispatchForm("all-to-all", "expert", "transformers distributed.expert_parallel AllToAllEP"),
@@ -386,8 +454,9 @@ def fp8_bytes(hidden: int) -> int:
 
 
 def dispatch_rows(
-    sizes: RoutedLayers, mesh: Mesh, rank: int, every: Iterable[RoutedCall], item: int, routing: str = ""
-) -> Iterator[Dispatch]:
+    sizes: RoutedLayers, mesh: Mesh, rank: int, every: Iterable[RoutedCall], item: int, routing: str = "",
+    node: int | None = None,
+) -> Iterator[Dispatch]:  # fmt: skip
     """Yield the bytes and FLOPs of a rank for each dispatch method: of a given and of uniform routing, and at most.
 
     The gathered form is exact: its kernel gets all pairs of a token and an expert, and parts of unequal size travel as
@@ -398,33 +467,38 @@ def dispatch_rows(
         every: calls of all stages.
         item: bytes of an element.
         routing: a routing as :func:`stored_routing` returns it, if one is given.
+        node: number of ranks per node; ``None`` if all are in one.
 
     Raises:
         BadInput: the routing does not match the run.
     """
+    size = node or mesh.world
     group, wide, narrow = mesh.group("ep", rank), sizes.hidden * item, fp8_bytes(sizes.hidden)
     place, row = group.index(rank), 6 * sizes.hidden * sizes.inner
     for call in every:
         sends, times = call.sends(mesh), sizes.layers * call.calls
         tokens = sum(sends[other] for other in group)
         for form in DISPATCHES:
-            if form.unit == "node" and (mesh.ep <= node_size() or mesh.ep % node_size()):
+            if form.unit == "node" and (mesh.ep <= size or mesh.ep % size):
                 continue
-            ahead, partners = form.header + wide, form.partners(mesh, rank)
+            ahead, partners = form.header + wide, form.partners(mesh, rank, size)
             routings = ("given", "bound", "uniform") if routing else ("bound", "uniform")
             for assumed in ("any",) if form.unit == "batch" else routings:
                 uniform, sent_to = assumed == "uniform", tuple[int, ...]()
-                if uniform and form.unit in ("rank", "node") and not sizes.nested(form.units(mesh)):
+                if uniform and form.unit in ("rank", "node") and not sizes.nested(form.units(mesh, size)):
                     continue
                 if form.unit == "batch":
-                    copies, pairs = form.copies(sizes, mesh, uniform=False), Fraction(times * tokens * sizes.top_k)
+                    copies, pairs = (
+                        form.copies(sizes, mesh, size, uniform=False),
+                        Fraction(times * tokens * sizes.top_k),
+                    )
                     ring = mesh.group(EP_BATCHES, rank)
                     before, after = (ring[(ring.index(rank) + i) % len(ring)] for i in (-1, 1))
                     # Dispatched and returned bytes that are sent, then those that are received.
                     moved = [Fraction(times * (tokens - call.batches[r])) for r in (after, rank, rank, before)]
                 elif assumed == "given":
-                    found = copies_in(routing, call, sizes, mesh, form.unit)
-                    own = place // node_size() if form.unit == "node" else place
+                    found = copies_in(routing, call, sizes, mesh, form.unit, size)
+                    own = place // size if form.unit == "node" else place
                     sent_to = found[rank]
                     out, into = sum(sent_to) - sent_to[own], sum(found[other][own] for other in partners)
                     mine = times * sends[rank]
@@ -432,8 +506,8 @@ def dispatch_rows(
                     to_experts = copies_in(routing, call, sizes, mesh, "expert")
                     pairs = Fraction(sum(to_experts[other][place] for other in group))
                 else:
-                    copies = form.copies(sizes, mesh, uniform=uniform)
-                    each = form.arriving(sizes, mesh, uniform=uniform)
+                    copies = form.copies(sizes, mesh, size, uniform=uniform)
+                    each = form.arriving(sizes, mesh, size, uniform=uniform)
                     leave, arrive = times * sends[rank] * copies, times * sum(sends[r] for r in partners) * each
                     moved = [leave, arrive, arrive, leave]
                     most = Fraction(min(sizes.top_k, sizes.experts // mesh.ep))
@@ -442,7 +516,7 @@ def dispatch_rows(
                 sent_fp8 = ceil(moved[0] * (form.header + narrow) + moved[1] * wide)
                 yield Dispatch(
                     call.stage, call.invocation, form.name, assumed, str(copies), sent, sent_fp8, ceil(pairs * row),
-                    received, sent_to,
+                    received, sent_to, size if form.unit == "node" else None,
                 )  # fmt: skip
 
 
@@ -517,74 +591,126 @@ def _choices(routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh) ->
 
 
 @lru_cache(maxsize=16)
-def layer_copies(
-    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return the number of token copies that ranks send, by layer with experts, sender and receiver.
+def expert_loads(
+    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh
+) -> tuple[tuple[tuple[ExpertLoad, ...], ...], ...]:
+    """Return what a routing sends to the experts of each rank: call -> layer with experts -> rank -> load.
 
-    The result is indexed [layer][rank][receiver], over all calls of the stage. Receivers are the ranks of the sender's
-    ``ep`` group, or the nodes among which it is divided; copies that stay with the sender count too. In the file come
-    the tokens of the first rank, then those of the next; ranks along ``tp`` have slices of the tokens that they share.
-
-    Args:
-        unit: ``expert`` for a copy for each chosen expert, ``rank`` or ``node`` for one for each of these with any.
+    Tokens are those of the whole batch in the order of :func:`copies_by_call`. Ranks of different ``ep`` groups have
+    the same experts, and the tokens of their own group.
 
     Raises:
         BadInput: the routing does not match the run.
     """
-    units = mesh.ep // node_size() if unit == "node" else mesh.ep
+    senders = [rank for rank, tokens in enumerate(call.sends(mesh)) for _ in range(tokens)]
+    first = [mesh.group("ep", rank)[0] for rank in range(mesh.world)]
+    layers = []
+    for of_calls in _choices(routing, call, sizes, mesh):
+        calls = []
+        for rows in of_calls:
+            pairs, touched = [0] * mesh.world, [set[int]() for _ in range(mesh.world)]
+            for rank, row in zip(senders, rows, strict=True):
+                for expert in row:
+                    holder = first[rank] + expert * mesh.ep // sizes.experts
+                    pairs[holder] += 1
+                    touched[holder].add(expert)
+            calls.append(tuple(ExpertLoad(n, len(of)) for n, of in zip(pairs, touched, strict=True)))
+        layers.append(calls)
+    return tuple(zip(*layers, strict=True))
+
+
+@lru_cache(maxsize=16)
+def copies_by_call(
+    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str, node: int = 1
+) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]:
+    """Return the number of token copies that ranks send, by call, layer with experts, sender and receiver.
+
+    The result is indexed [call][layer][rank][receiver]. Receivers are the ranks of the sender's ``ep`` group, or the
+    nodes among which it is divided; copies that stay with the sender count too. In the file come the tokens of the
+    first rank, then those of the next; ranks along ``tp`` have slices of the tokens that they share.
+
+    Args:
+        unit: ``expert`` for a copy for each chosen expert, ``rank`` or ``node`` for one for each of these with any.
+        node: number of ranks per node.
+
+    Raises:
+        BadInput: the routing does not match the run.
+    """
+    units = mesh.ep // node if unit == "node" else mesh.ep
     senders = [rank for rank, tokens in enumerate(call.sends(mesh)) for _ in range(tokens)]
     layers = []
     for of_calls in _choices(routing, call, sizes, mesh):
-        found = [[0] * units for _ in range(mesh.world)]
+        calls = []
         for rows in of_calls:
+            found = [[0] * units for _ in range(mesh.world)]
             for rank, row in zip(senders, rows, strict=True):
                 receivers = [expert * units // sizes.experts for expert in row]
                 for receiver in receivers if unit == "expert" else {*receivers}:
                     found[rank][receiver] += 1
-        layers.append(tuple(map(tuple, found)))
-    return tuple(layers)
+            calls.append(tuple(map(tuple, found)))
+        layers.append(calls)
+    return tuple(zip(*layers, strict=True))
 
 
 def copies_in(
-    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str
+    routing: str, call: RoutedCall, sizes: RoutedLayers, mesh: Mesh, unit: str, node: int = 1
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the sums of :func:`layer_copies` over layers: rank -> receiver -> copies."""
-    layers = layer_copies(routing, call, sizes, mesh, unit)
-    return tuple(tuple(map(sum, zip(*of_rank, strict=True))) for of_rank in zip(*layers, strict=True))
+    """Return the sums of :func:`copies_by_call` over calls and layers: rank -> receiver -> copies."""
+    every = [layer for layers in copies_by_call(routing, call, sizes, mesh, unit, node) for layer in layers]
+    return tuple(tuple(map(sum, zip(*of_rank, strict=True))) for of_rank in zip(*every, strict=True))
 
 
 Splits = tuple[tuple[int, ...], tuple[int, ...]]
 """Numbers of (token, expert) pairs that a rank sends to, and receives from, each rank of its ``ep`` group."""
 
 
-def prompt_pairs(workload: Workload, layers: int, experts: int, top_k: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there in the prompt.
+PROMPT: Final = "prefill"
+
+
+def routed_call(workload: Workload, stage: str) -> RoutedCall:
+    """Return the tokens of all ranks in a call of the prefill or of a decode step."""
+    mesh, prompt = workload.mesh, stage == PROMPT
+    length = workload.text_tokens if prompt else 1
+    tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
+    return RoutedCall(stage, "", tokens, 1 if prompt else workload.new_tokens)
+
+
+def pairs_sent(
+    workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there in a call of a stage.
 
     A table of pairs holds for every layer. Empty if no routing is given.
 
     Args:
         layers: number of layers with experts.
+        stage: ``prefill``, or ``decode``, whose steps must send equally many pairs.
 
     Raises:
-        BadInput: the text is not such a table, or the file does not match the run.
+        BadInput: the text is not such a table, the file does not match the run, or steps send other numbers of pairs.
     """
-    mesh, given = workload.mesh, str(workload.inputs.get(PAIRS, ""))
+    given = str(workload.inputs.get(PAIRS, ""))
     if is_table(given):
-        return (pairs_of(workload.inputs),) * (layers if given else 0)
-    tokens = tuple(workload.text_tokens * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
-    sizes = RoutedLayers(layers, experts, top_k, 0, 0)
-    return layer_copies(given, RoutedCall("prefill", "", tokens, 1), sizes, mesh, "expert")
+        return (pairs_of(workload.inputs),) * layers if given else ()
+    sizes, call = RoutedLayers(layers, experts, top_k, 0, 0), routed_call(workload, stage)
+    first, *others = copies_by_call(given, call, sizes, workload.mesh, "expert")
+    for i, step in enumerate(others, 1):
+        if step != first:
+            what = "steps of one graph must send equally many pairs from each rank to each"
+            where = f"{given.partition(_DIGEST)[0]}, $.{stage}[{i}]"
+            raise BadInput(what, where=where, expected=f"the numbers of $.{stage}[0] in each layer, or 1 new token",
+                           fix=f"leave out --{DISPATCH}: the table of its forms has any routing")  # fmt: skip
+    return first
 
 
-def splits_of(workload: Workload, layers: int, experts: int, top_k: int) -> tuple[Splits, ...]:
+def splits_of(workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT) -> tuple[Splits, ...]:
     """Return the pairs that the counted rank sends and receives in each layer with experts; empty if it gathers tokens.
 
-    Args and errors are those of :func:`prompt_pairs`.
+    Args and errors are those of :func:`pairs_sent`.
     """
     if DISPATCH not in workload.inputs:
         return ()
     mesh, rank = workload.mesh, workload.rank
     group, place = mesh.group("ep", rank), mesh.coordinates(rank).ep
-    every = prompt_pairs(workload, layers, experts, top_k)
+    every = pairs_sent(workload, layers, experts, top_k, stage)
     return tuple((pairs[rank], tuple(pairs[other][place] for other in group)) for pairs in every)

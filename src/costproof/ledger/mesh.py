@@ -14,7 +14,7 @@ sizes, and may cut chunks that n does not divide in another way. Each source com
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Final, Literal, Self, cast
 
@@ -408,6 +408,8 @@ class Dispatch:
     """Bytes that the rank receives, dispatched and combined, rounded up; ``None`` in older files."""
     sent_to: tuple[int, ...] = ()
     """Copies of the rank's tokens to each rank of its ``ep`` group, or node, its own included; of a given routing."""
+    node: int | None = None
+    """Number of ranks per node of ``by-node``: that of the named device, or of one that its note names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +432,10 @@ class Parallel:
     duplicates: tuple[Duplicate, ...]
     dispatches: tuple[Dispatch, ...] = ()
     """Exchanged data under each dispatch method; the other costs assume ``all-gather``."""
+    mixtures: dict[str, int] = field(default_factory=dict)
+    """Sizes of the layers with experts that dispatch methods depend on, by name; empty without dispatches."""
+    nodes_of: str = ""
+    """Devices whose nodes dispatch between nodes is counted with; empty without dispatches."""
 
     @property
     def summed(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from itertools import pairwise, zip_longest
 from typing import Any, Final, Literal, cast
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PLAN, RANK, Mesh, of_mesh, own_batch
+from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, PLAN, RANK, Mesh, of_mesh, own_batch
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 
@@ -206,10 +206,10 @@ class Workload:
     def gathered_batches(self) -> tuple[int, ...]:
         """Return the batch sizes of the ranks whose tokens the counted rank gathers; empty if all are equal.
 
-        Ranks that store parts of parameters, or send each other pairs, have no unequal batches.
+        Ranks that store parts of parameters have no unequal batches, and those that send each other pairs gather none.
         """
         mesh = self.mesh
-        if mesh.batches == 1 or self.batch % mesh.dp == 0:
+        if mesh.batches == 1 or self.batch % mesh.dp == 0 or DISPATCH in self.inputs:
             return ()
         return tuple(own_batch(self.batch, mesh, rank) for rank in mesh.group(EP_BATCHES, self.rank))
 

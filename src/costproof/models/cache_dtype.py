@@ -14,6 +14,7 @@ from typing import Any, Final
 import sympy
 
 from costproof.algebra.symbols import parse, sym, text
+from costproof.analytic.costs import IN_DTYPE_OF_RUN, CacheShares
 from costproof.ledger.attributes import attribute
 from costproof.ledger.capture import BlockPadding
 from costproof.ledger.errors import BadInput, CostproofError
@@ -142,20 +143,21 @@ def in_cache_format(ledger: Ledger, target: Target, workload: Workload) -> Ledge
     return _converted(ledger, Fraction(int(size), int(sum(widths)) * FLOAT_BYTES[workload.dtype]))
 
 
-def cache_share(workload: Workload, *, latent: bool) -> Size:
-    """Return the symbolic ratio of a cache's bytes in the workload's cache format to those in the run's dtype.
+def cache_share(workload: Workload, *, latent: bool) -> CacheShares:
+    """Return the symbolic ratios of a cache's bytes in the workload's cache format to those in the run's dtype.
 
     Args:
         latent: whether the cache holds latents and rotated keys (MLA) instead of keys and values.
     """
     chosen = workload.inputs.get(KV_DTYPE)
     if chosen is None:
-        return 1
+        return IN_DTYPE_OF_RUN
     if latent:
         rank, rope = sym("text_kv_rank"), sym("text_rope")
-        return latent_bytes(rank, rope) / ((rank + rope) * sym("b"))
+        parts = latent_bytes(rank, rope), latent_bytes(rank, 0), latent_bytes(0, rope)
+        return CacheShares(*(size / (of * sym("b")) for size, of in zip(parts, (rank + rope, rank, rope), strict=True)))
     width = sym("text_head_dim")
-    return CACHE_FORMATS[str(chosen)].head_bytes(width) / (width * sym("b"))
+    return CacheShares(CACHE_FORMATS[str(chosen)].head_bytes(width) / (width * sym("b")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
-from costproof.analytic.storage import Storage, with_storage
+from costproof.analytic.storage import Storage, largest_quantised, with_storage
 from costproof.analytic.symbols import MESH_SYMBOLS
 from costproof.configs.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.ledger.attributes import attribute
@@ -33,7 +33,7 @@ from costproof.models.reader_check import ConfigFile, check_reader
 from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
 from costproof.storage.scheme import PLAIN as NOT_QUANTISED
-from costproof.storage.scheme import CheckpointLayout, UnknownFormat
+from costproof.storage.scheme import CheckpointLayout, Scheme, UnknownFormat
 from costproof.weights.stored import NEXT_TOKEN, PLAIN, Stored, stored
 
 if TYPE_CHECKING:
@@ -349,9 +349,29 @@ def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
         return with_storage(ledger, None, f"{NOT_KNOWN}: {error.name}: {error.why}")
     if workload.mesh.fsdp > 1 and scheme.rules:
         return with_storage(ledger, None, STORED_IN_PARTS)
+    return with_storage(ledger, _storage(of, workload, scheme))
+
+
+def largest_matrix(target: GivesFormulas, workload: Workload) -> int | None:
+    """Return the number of weights of the largest quantised matrix, on a rank that of its part of each matrix.
+
+    ``None``: the format of the checkpoint is not known.
+    """
+    of = attribute(target, "model", target)
+    if not isinstance(of, Configured):
+        return None
+    try:
+        scheme = of.stored.scheme(str(attribute(of.config, "model_type", "")))
+        return largest_quantised(target.formulas(workload), _storage(of, workload, scheme))
+    except UnknownFormat:
+        return None
+
+
+def _storage(of: Configured[Any], workload: Workload, scheme: Scheme) -> Storage:
+    """Return how a target's modules are stored, with the sizes of the counted rank."""
     layout = attribute(of, "checkpoint_layout", CheckpointLayout())
     sizes = of.config.symbols()
     if not workload.mesh.one:  # of a rank
         calls: Any = attribute(of, "invocations")
         sizes |= {name: size for name, size in calls(workload)[0].symbols.items() if name in MESH_SYMBOLS}
-    return with_storage(ledger, Storage(scheme, of.dtype, layout, sizes, in_parts=workload.mesh.fsdp > 1))
+    return Storage(scheme, of.dtype, layout, sizes, in_parts=workload.mesh.fsdp > 1)

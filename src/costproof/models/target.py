@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkab
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Conventions, Metric
-from costproof.ledger.node import Ledger
+from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunDevice, RunOptions
 from costproof.ledger.workload import Dtype, Invocation, ModuleKinds, TargetInfo, Workload
@@ -111,7 +111,8 @@ SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 """Cause in a :class:`Sharing` and in sums over ranks: costs that each rank along ``cp`` has again."""
 OF_MEMORY: Final[tuple[Metric, ...]] = ("params_active", "stored_bytes", "stored_elements", "resident_bytes")
 OF_WORK: Final[tuple[Metric, ...]] = (
-    "calls", "vector_flops", "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes",
+    "calls", "vector_flops", "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "unfused_bytes",
+    "floor_bytes",
 )  # fmt: skip
 """Metrics whose duplicates are given term by term (:meth:`Sharing.excess`)."""
 
@@ -157,6 +158,36 @@ class Sharing(Protocol):
             ranks: those on the first rank of each group with one batch.
         """
 
+    def moved(
+        self, role: str, metric: Metric, one: SymbolValues, ranks: Sequence[SymbolValues], modules: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yield what the exchange with other ranks adds to a cost of all modules of a role in a call, by cause.
+
+        Args:
+            role: of a module, as formulas name it.
+            one: values of the symbols on one device.
+            ranks: those on the first rank of each group with one batch.
+            modules: number of modules of the role.
+        """
+
+    @property
+    def counted_once(self) -> frozenset[str]:
+        """Return the roles of modules that read some weights repeatedly, of which :meth:`at_floor` has each once."""
+
+    def at_floor(
+        self, nodes: Sequence[CostNode], one: SymbolValues, ranks: Sequence[SymbolValues]
+    ) -> Iterator[tuple[str, int]]:
+        """Yield what all ranks have more at the boundary of the decoder than one device, and of weights read, by cause.
+
+        These are logits, hidden states, masks and features, and the rows of tables and the biases of experts, which a
+        floor has once.
+
+        Args:
+            nodes: evaluated formulas of the call on one device.
+            one: values of the symbols on one device.
+            ranks: those on the first rank of each group with one batch.
+        """
+
     def copies_of_batches(self, role: str, metric: Metric) -> int:
         """Return how many groups of ranks divide the batch, each with a module's whole cost in this metric."""
 
@@ -166,8 +197,8 @@ class Sharing(Protocol):
     def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
         """Return the cost that ranks that share a sequence add to that of one device, and its name."""
 
-    def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
-        """Return the dtypes of the tensors in one kind of collective along a mesh axis, in a run in ``dtype``."""
+    def dtypes(self, axis: str, kind: str, dtype: str, role: str = "") -> tuple[str, ...]:
+        """Return the dtypes of the tensors in one kind of collective of a module, in a run in ``dtype``."""
 
     def added(self, role: str) -> tuple[int, str]:
         """Return the parameter elements that the ranks of one batch add to those of one device, and their name."""

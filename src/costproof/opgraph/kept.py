@@ -106,6 +106,8 @@ def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]
             count.under_masks(masks, grids, queries, keys) if masks else pairs for masks in (one.before, one.masks)
         )
         hides = after != pairs
+        if not one.softmax and not hides:  # a sum with another product, as in hyper-connections, hides nothing
+            continue
         found[one.first] = KeptWork(_share(first.flops, before, pairs), before, hides)
         found[one.second] = KeptWork(_share(second.flops, after, pairs), 0, hides)
     return found
@@ -226,6 +228,8 @@ class UnfusedAttention:
     """Masks that reduce the first product's work: those before a softmax, which needs all other scores."""
     masks: tuple[MaskUse, ...]
     """All masks between the two products."""
+    softmax: bool
+    """Whether a softmax is between the two products."""
 
 
 def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
@@ -266,7 +270,7 @@ def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
                 for p, state in made.items():
                     if p not in projections and (state.masks or state.before is not None):
                         before = state.masks if state.before is None else state.before
-                        yield UnfusedAttention(p, i, before, state.masks)
+                        yield UnfusedAttention(p, i, before, state.masks, state.before is not None)
                 added = adding and op.attrs.get("beta") != 0 and _may_hide(op.tensors[0])
                 own = _Scores((MaskUse(op, op.tensors[0]),)) if added else _Scores()
                 scores.update((v.id, {i: own}) for v in op.outputs)

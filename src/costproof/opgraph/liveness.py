@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, TypeVar
 
@@ -273,12 +274,25 @@ _Token = tuple[str, int]
 """What a block is to a layer: its own, an input for it alone, handed on by the layer before, or shared; and which."""
 
 
+_LARGE: Final = 2**20
+"""Least value of a symbol at which sizes are compared, beyond branches for small sizes such as ``Max(1, S)``."""
+
+
+@lru_cache(maxsize=4096)
+def _at_some_size(size: Size) -> int:
+    """Return the value of a size at large symbols: a layer may state another form of the same size."""
+    if isinstance(size, int):
+        return size
+    symbols = sorted(size.free_symbols, key=str)
+    return int(size.xreplace({symbol: sympy.Integer(_LARGE + 60 * i + 1) for i, symbol in enumerate(symbols)}))
+
+
 class _Composition:
     """A program by layers, and the whole program that is composed of copies of them."""
 
     def __init__(self, program: MemoryProgram, stacks: Sequence[LayerStack], sizes: Sequence[Size]) -> None:
         self.program, self.stacks = program, stacks
-        self.sizes = [str(size) for size in sizes] or [str(t.bytes) for t in program.tensors]
+        self.sizes = [_at_some_size(size) for size in sizes] or [t.bytes for t in program.tensors]
         self.runs = self._runs()
         self.maker = dict.fromkeys(program.inputs, -1)
         self.readers: dict[int, dict[int, None]] = {}
@@ -300,6 +314,7 @@ class _Composition:
         self.carried: list[list[int]] = [[] for _ in self.runs]
         for at in range(len(self.runs)):
             self._classify(at)
+        self._give_unread()
         self.handed = [self._handed(at) for at in range(len(self.runs))]
         self._check_kinds()
         self.tensors: list[LiveTensor] = []
@@ -348,6 +363,17 @@ class _Composition:
                 later = [i for i in self.readers[block] if self.runs[i].stack == run.stack and i != at]
                 if not later:  # as the embeddings; what later layers read too is shared
                     self.carried[at].append(block)
+
+    def _give_unread(self) -> None:
+        """Give each layer the inputs that nothing reads and that come after one of its own: states of its cache."""
+        places = {block: at for at, blocks in enumerate(self.given) for block in blocks}
+        at, stem = None, ""
+        for block in self.program.inputs:
+            name = self.program.tensors[block].name.rpartition(".")[0]
+            if block in self.readers:
+                at, stem = places.get(block), name
+            elif at is not None and name and name == stem:
+                self.given[at].append(block)
 
     def _is_prepared(self, block: int, at: int | None) -> bool:
         """Return whether a block is made for one layer alone, outside of it and from nothing: a number of its cache.
@@ -403,7 +429,9 @@ class _Composition:
                 raise _NotComposedError
             # A layer of any kind can take what one of another hands on.
             handed = {tuple(self._block(self.own[at][i])[1:] for i in self.handed[at]) for at in runs}
-            if len(handed) != 1 or any(len(self.carried[at]) != len(self.handed[runs[0]]) for at in runs):
+            # The first layer is given the embeddings, and what no other layer of its kind would read.
+            taking = runs if of.kinds[0] in of.kinds[of.kept :] else runs[1:]
+            if len(handed) != 1 or any(len(self.carried[at]) != len(self.handed[runs[0]]) for at in taking):
                 raise _NotComposedError
 
     def _block(self, block: int) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from costproof.algebra.symbols import parse
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.estimate.memory import Fits, MemoryLimit, MeshTried
 from costproof.ledger.errors import CostproofError, Recount
-from costproof.ledger.mesh import RANK
+from costproof.ledger.mesh import PLAN, RANK
 from costproof.ledger.metrics import UNFUSED, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.peaks import CallPeaks, Peak
@@ -311,7 +311,9 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
     for path, node in modules.items():
         if found_in := re.search(r"\.layers\.(\d+)\.", f".{path}."):
             layers[int(found_in[1])] += node.cost("resident_bytes") or 0
-    least = found.next_token_modules * layers[max(layers, default=0)]  # projections, norms and tables come beside them
+    holds = run.mesh.coordinates(run.rank).pp == run.mesh.pp - 1
+    further = found.next_token_modules if holds else 0
+    least = further * layers[max(layers, default=0)]  # projections, norms and tables come beside them
     less = max(0, least - found.next_token_bytes)
     yield Recount("memory", "MTP modules", "bytes below those of the last layer", less, 0)
 
@@ -329,6 +331,17 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
         if stage.cache_bytes is not None:
             added = sum(node.cost("kv_cache_bytes") or 0 for node in nodes if node.stage == stage.id)
             yield Recount("memory", f"{where}, {stage.id}", "cache_bytes", stage.cache_bytes, added)
+    by_formula = found.live_bytes is not None and found.live_source != "graph"
+    if run.mesh.tp > 1 and run.inputs.get(PLAN) == "megatron":  # whose ranks share tokens between split modules
+        yield Recount("memory", where, "has a live peak of ranks that share tokens", by_formula, False)
+    for node in nodes if by_formula and run.mesh.tp > 1 else ():
+        if node.role == "lm_head" and node.kind == "all_gather" and (messages := node.cost("messages")):
+            # All logits of a call, gathered and, but for a single row, put in order.
+            one_each = node.stage != "prefill" or run.logits == "last" or run.own_tokens == 1
+            whole = (node.cost("comm_payload_bytes") or 0) // messages
+            least = whole if run.own_batch == 1 and one_each else 2 * whole
+            live = next(stage.live_bytes or 0 for stage in found.stages if stage.id == node.stage)
+            yield Recount("memory", f"{where}, {node.stage}", "logits above the live peak", max(0, least - live), 0)
     if found.live_source == "graph" or found.live_bytes is None or not isinstance(model, WithMemory):
         yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, 0)
         return
@@ -481,7 +494,9 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     if found.stored_bytes is None or found.unpacked_bytes is None or found.workload.mesh.fsdp > 1:
         return
     symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]
-    of = evaluate_formulas(model, replace(found.workload, inputs={}, text_tokens=1, batch=1, new_tokens=0))
+    mesh = found.workload.mesh
+    one_call = replace(found.workload, inputs={}, text_tokens=1, batch=1, new_tokens=0)
+    of = evaluate_formulas(model, one_call if mesh.one else replace(found.workload, new_tokens=0))
     sizes: dict[bool, int] = {}
     for node in of.nodes:
         if node.cost(UNPACKED):
@@ -492,7 +507,13 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     yield Recount("memory", "a quantised linear layer", "above the largest one", max(0, linear - with_bias), 0)
     inner = symbols.get("text_moe", symbols.get("text_intermediate", 0))
     one = inner * symbols.get("text_hidden", 0) * element
-    stacks = {one, 2 * one, 2 * one * symbols.get("text_experts", 1)}  # the first two of an expert, the last of all
+    # Of a rank's experts: either ranks divide them, or their inner width. All have 3 x inner x hidden weights.
+    held = max((node.cost("params") or 0 for node in of.nodes if node.role == "text.layer.experts"), default=0)
+    every = 3 * symbols.get("text_experts", 1) * one // element
+    parts = next((n for n in sorted({1, mesh.tp, mesh.ep}) if every <= n * held), 1)
+    each = one if mesh.ep > 1 else one // parts
+    # The first two of an expert, the last of all.
+    stacks = {each, 2 * each, 2 * one * symbols.get("text_experts", 1) // parts}
     tables = [symbols.get("text_vocab", 0) * symbols.get("text_hidden", 0) * element for found_in in of.nodes
               if found_in.role.endswith(("embedding", "lm_head")) and found_in.cost(UNPACKED)]  # fmt: skip
     largest = max(linear, *tables, *(stacks if True in sizes else ()), 0)

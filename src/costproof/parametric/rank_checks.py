@@ -9,8 +9,9 @@ of its classes. A difference is a defect of costproof.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -37,10 +38,10 @@ from costproof.ledger.mesh import (
     shard,
     stage_layers,
 )
-from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED
+from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, STAGE_WIDE, STORAGE, UNFUSED, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES, TargetInfo, Workload
-from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES
+from costproof.models.target import DATA_COPIES, OF_MEMORY, SEQUENCE_COPIES
 
 _MOST_REMAINDERS: Final = 64
 EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
@@ -69,8 +70,13 @@ def recounts(
     """
     symbols = info.symbols
     yield from _sums(found, workload)
+    yield from _identity(found, workload, counted, one)
+    yield from _merged(found, counted)
     yield from _copies(found, workload, one, symbols)
     yield from _whole_parts(found, workload, one, symbols)
+    yield from _copies_of_reads(found, workload, one, symbols)
+    yield from _accesses(found, workload, one, symbols)
+    yield from _rings(found, workload, symbols)
     yield from _along_stages(found, workload, undivided or {}, symbols)
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
@@ -81,6 +87,25 @@ def recounts(
     if routed is not None and found.dispatches:
         yield from _mixtures(routed, one, info)
         yield from _dispatched(found, workload, routed)
+
+
+def note_recounts(notes: Iterable[str], workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of the numbers in notes on what a rank's model got before transformers split it.
+
+    An engine's plan pads the vocabulary, which no other plan does.
+
+    Args:
+        notes: of the dynamic source.
+        symbols: numbers of the configuration.
+    """
+    plan, mesh, size = str(workload.inputs.get(PLAN, "")), workload.mesh, symbols.get("text_vocab", 0)
+    padded = plan in _ENGINES and mesh.tp > 1
+    unit = _padded_rows(plan, 1, mesh.tp) if padded else 1
+    said = [note.partition(": ")[2] for note in notes if note.startswith("the vocabulary is padded before")]
+    yield Recount("", "the vocabulary", "notes on its padding", len(said), padded and size % unit > 0)
+    for text in said:
+        for what, number, again in zip(("entries", "unit"), re.findall(r"\d+", text), (size, unit), strict=True):
+            yield Recount("", "the note on the padded vocabulary", what, int(number), again)
 
 
 # --- Places of ranks, and their parts of the batch -------------------------------------------------------------------
@@ -137,23 +162,29 @@ def _pairs(workload: Workload, symbols: Mapping[str, int], rank: int, shared: Se
     mesh, experts, top_k, file = workload.mesh, symbols["text_experts"], symbols["text_topk"], _file_of(workload)
     layers = 1 if file is None else len(file["prefill"][0])
 
-    def of(place: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-        return splits_of(replace(workload, inputs={**workload.inputs, RANK: place}), layers, experts, top_k)
+    def of(place: int, stage: str) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        return splits_of(replace(workload, inputs={**workload.inputs, RANK: place}), layers, experts, top_k, stage)
 
-    each = workload.batch // mesh.dp * workload.text_tokens
-    for layer, (sent, _) in enumerate(of(rank)):
-        if file is None:
-            given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[rank].split(","))]
-        else:
-            own = Counter(
-                e * mesh.ep // experts for row in file["prefill"][0][layer][each * rank :][:each] for e in row
-            )
-            given = [own[i] for i in range(mesh.ep)]
-        yield Recount("", f"rank {rank} to all", "pairs", sum(sent), each * top_k)
-        for i, other in enumerate(shared):
-            got = of(other)[layer][1][rank - shared[0]]
-            yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got)
-            yield Recount("", f"rank {rank} to {other}", "pairs as given", sent[i], given[i])
+    for stage, length in (("prefill", workload.text_tokens), ("decode", 1))[: 2 if workload.new_tokens else 1]:
+        # Ranks one after another, each with its slice of the tokens that those along tp share.
+        behind = [0]
+        for place in range(mesh.world):
+            batch = batch_of(workload.batch, mesh.dp, place // mesh.tp)
+            behind.append(behind[-1] + len(range(batch * length)[place % mesh.tp :: mesh.tp]))
+        first, last = behind[rank : rank + 2]
+        for layer, (sent, _) in enumerate(of(rank, stage)):
+            calls = 1 if file is None else len(file[stage])
+            if file is None:
+                given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[rank].split(","))]
+            else:
+                every = [row for call in file[stage] for row in call[layer][first:last]]
+                own = Counter(e * mesh.ep // experts for row in every for e in row)
+                given = [own[i] for i in range(mesh.ep)]
+            yield Recount("", f"rank {rank} to all, {stage}", "pairs", sum(sent), (last - first) * top_k)
+            for i, other in enumerate(shared):
+                got = of(other, stage)[layer][1][rank - shared[0]]
+                yield Recount("", f"rank {rank} to {other}, {stage}", "pairs", sent[i], got)
+                yield Recount("", f"rank {rank} to {other}, {stage}", "pairs as given", calls * sent[i], given[i])
 
 
 def _enumerated(mesh: Mesh) -> dict[int, dict[str, int]]:
@@ -251,9 +282,50 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
                 yield Recount(stage, f"rank {rank}", "floor above unfused bytes", max(0, of[FLOOR] - of[UNFUSED]), 0)
             for metric in EXCHANGED:
                 # All take part in the same collectives; parts of uneven tables are gathered along fsdp only.
-                if metric in of and mesh.tp > 1 and (mesh.fsdp == 1 or metric == "messages"):
+                # Each rank along tp sends the pairs of its own slice.
+                alike = mesh.fsdp == 1 and DISPATCH not in workload.inputs
+                if metric in of and mesh.tp > 1 and (alike or metric == "messages"):
                     first = costs[rank - rank % mesh.tp][stage][metric]
                     yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
+
+
+def _identity(found: Parallel, workload: Workload, counted: Ledger, one: Ledger) -> Iterator[Recount]:
+    """Yield checks that copies are named of all metrics but those of communication and of unpacking.
+
+    Ranks that store parts of parameters have no tensors of a checkpoint. Of ranks along ``tp`` that send pairs of their
+    own, only metrics without single terms have copies.
+    """
+    left = {*EXCHANGED, UNPACKED, UNPACKING, *(STORAGE if found.mesh.fsdp > 1 else ())}
+    left |= _BY_TERMS - STAGE_WIDE if found.mesh.tp > 1 and DISPATCH in workload.inputs else set()
+    placed = {(stage if metric not in STAGE_WIDE else "", metric) for stage in one.stages for metric in counted.metrics}
+    for stage, metric in sorted(placed):
+        known = one.stage_total(stage, metric) if stage else one.total(metric)
+        if metric in left or known is None or stage not in found.ranks[0].stages:
+            continue
+        yield Recount(stage, metric, "has copies by name", metric in found.one_device.get(stage, {}), True)
+        yield Recount(stage, metric, "of one device", found.one_device.get(stage, {}).get(metric, 0), known)
+
+
+def _merged(found: Parallel, counted: Ledger) -> Iterator[Recount]:
+    """Yield second counts of the collectives of modules whose paths differ in numbers only, as one row each."""
+    rows: Counter[tuple[str, ...]] = Counter()
+    every: dict[tuple[str, ...], Counter[str]] = {}
+    for n in counted.nodes:
+        if n.cost("messages"):
+            name = ".".join("*" if part.isdecimal() else part for part in n.module.split(".")) or "(root)"
+            every.setdefault((n.stage, n.invocation, n.kind, name), Counter()).update(
+                {metric: n.cost(metric) or 0 for metric in EXCHANGED}
+            )
+    for c in found.collectives:
+        place = (c.stage, c.invocation, c.kind, c.module)
+        rows[place] += 1
+        sums = every.get(place, Counter())
+        for metric, own in zip(EXCHANGED, (c.count, c.bytes, c.sent_bytes), strict=True):
+            yield Recount(c.stage, f"{c.kind} of {c.module}", metric, own, sums[metric])
+    for stage, _, kind, name in every:
+        again = sum(of == name and s == stage and k == kind for s, _, k, of in every)
+        mine = sum(n for (s, _, k, of), n in rows.items() if (s, k, of) == (stage, kind, name))
+        yield Recount(stage, f"{kind} of {name}", "rows", mine, again)
 
 
 def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
@@ -280,6 +352,7 @@ def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[s
         yield Recount("", DATA_COPIES, metric, of.get((DATA_COPIES, metric), 0), again)
         again = 0 if parts else total(metric, *data) - total(metric, *data, "cp")
         yield Recount("", SEQUENCE_COPIES, metric, of.get((SEQUENCE_COPIES, metric), 0), again)
+    yield from _stored_copies(found, one)
     split = any(c.group == "tp" and c.module.endswith(".o_proj") for c in found.collectives)
     for stage, metric in ((stage, metric) for stage, of_stage in found.one_device.items() for metric in of_stage):
         if metric == "buffer_bytes" or metric in _BY_TERMS:
@@ -297,6 +370,26 @@ def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[s
             yield Recount(stage, what, f"is a cause of more {metric}", left, True)
 
 
+def _stored_copies(found: Parallel, one: Ledger) -> Iterator[Recount]:
+    """Yield checks that stored and resident bytes have the copies of parameters, where they are stored as they run."""
+    known = {metric for metric in found.ranks[0].stages.get("", {}) if metric in OF_MEMORY}
+    wanted = known if found.mesh.fsdp == 1 else known & {"params_active"}
+    named = Counter({(d.what, d.metric): d.amount for d in found.duplicates if not d.stage})
+    for metric, plain in (("stored_elements", "params"), ("stored_bytes", "weight_bytes")):
+        if metric in wanted and one.total(metric) == one.total(plain):
+            for what in {what for what, of in named if of in (metric, plain)}:
+                yield Recount("", what, metric, named[what, metric], named[what, plain])
+    held, buffers = one.total("weight_bytes"), one.total("buffer_bytes")
+    if "resident_bytes" in wanted and held is not None and one.total("resident_bytes") == (held or 0) + (buffers or 0):
+        for what in {what for what, of in named if of in ("resident_bytes", "weight_bytes")} - _OF_BUFFERS:
+            if what.endswith("leaves whole"):  # with their buffers
+                continue
+            again = named[what, "weight_bytes"] + named[what, "buffer_bytes"]
+            yield Recount("", what, "resident_bytes", named[what, "resident_bytes"], again)
+
+
+_OF_BUFFERS: Final = frozenset({"tables of rotary embedding", "routers", "buffers"})
+"""Causes of copies that buffers have, some of which are called buffers in their own metric."""
 _CAUSES: Final = (
     "", "norms", "routers", "tables of rotary embedding", "latents of MLA, and the projections to them",
     "key/value heads that several ranks hold", "rows of experts of other ranks, which the kernel gets and skips",
@@ -339,7 +432,7 @@ def _cause(
 
 _BY_TERMS: Final = frozenset({
     "params_active", "stored_bytes", "stored_elements", "resident_bytes", "calls", "vector_flops", "weight_read_bytes",
-    "input_bytes", "output_bytes", "kv_read_bytes",
+    "input_bytes", "output_bytes", "kv_read_bytes", UNFUSED, FLOOR,
 })  # fmt: skip
 """Metrics whose copies :func:`_whole_parts` counts again."""
 _COLUMNS: Final = {
@@ -360,7 +453,9 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
     mesh, item, hidden = workload.mesh, FLOAT_BYTES[workload.dtype], symbols["text_hidden"]
     others, after = mesh.tp - 1, {c.module.rpartition(".")[2] for c in found.collectives if c.group in ("tp", "ep")}
     calls, modules = {"prefill": 1, "decode": workload.new_tokens}, {n.module for n in one.nodes}
-    for stage, metric in ((s, m) for s, of in found.one_device.items() for m in of if m in _BY_TERMS):
+    for stage, metric in (
+        (s, m) for s, of in found.one_device.items() for m in of if m in _BY_TERMS - {UNFUSED, FLOOR}
+    ):
         amounts = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, metric)}
         nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
         if metric == "calls":
@@ -371,12 +466,15 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
             )
             if stage in calls:
                 yield Recount(stage, "all copies", metric, sum(amounts.values()), more)
+                for cause, amount in _copies_of_calls(nodes, workload).items():
+                    yield Recount(stage, cause, metric, amounts.get(cause, 0), amount)
             continue
         causes: Counter[str] = Counter()
         unclear = False
         rows = workload.batch * (workload.text_tokens if stage == "prefill" else calls.get(stage, 0))
         state = rows * hidden * (1 if metric == "vector_flops" else item)
-        apart = mesh.batches > 1 or mesh.cp > 1 or mesh.pp > 1 or PLAN in workload.inputs
+        exchanges = DISPATCH in workload.inputs
+        apart = exchanges or mesh.cp > 1 or mesh.pp > 1 or PLAN in workload.inputs
         for n in nodes:
             leaf, cost = n.module.rpartition(".")[2], n.cost(metric) or 0
             if not n.role.startswith("text.") and n.role != "lm_head":
@@ -405,7 +503,7 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
                 causes["inputs of split modules, which every rank reads"] += others * columns
             elif metric == "output_bytes" and leaf in after & {"o_proj", "down_proj", "embed_tokens"}:
                 causes["results of split modules, which every rank writes"] += others * state
-            elif leaf == "experts" and mesh.ep == 1 and leaf in after and metric != "vector_flops":
+            elif leaf == "experts" and _gets_states(mesh) and leaf in after and metric != "vector_flops":
                 weights = rows * symbols["text_topk"] * (4 if _wide(one) else item) if metric == "input_bytes" else 0
                 name = ("inputs of split modules, which every rank reads" if metric == "input_bytes"
                         else "results of split modules, which every rank writes")  # fmt: skip
@@ -413,6 +511,24 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
         if mesh.cp == 1 and workload.inputs.get(PLAN) != "megatron":
             for cause, amount in causes.items() if not unclear else ():
                 yield Recount(stage, cause, metric, amounts.get(cause, 0), amount)
+        if metric in _OF_TOKENS and mesh.ep > 1 and mesh.cp == 1 and not exchanges:
+            more = 0
+            weights = rows * symbols["text_topk"] * (4 if _wide(one) else item)
+            alone = {"input_bytes": state + weights, "output_bytes": state}.get(metric, 0)
+            for n in nodes:  # a kernel gets the rows of all, and a rank besides, of several batches, its own tokens
+                if n.role.startswith("text.layer.experts"):  # with the activation, if that is a module
+                    own = alone if mesh.batches > 1 and n.role == "text.layer.experts" else 0
+                    more += (mesh.ep - 1) * ((n.cost(metric) or 0) - own)
+            yield Recount(stage, _ELSEWHERE, metric, amounts.get(_ELSEWHERE, 0), more)
+        if metric == "params_active" and mesh.ep > 1:
+            of_experts = [n for n in one.nodes if n.role == "text.layer.experts" and n.cost("params")]
+            every, top_k = symbols["text_experts"], symbols["text_topk"]
+            params = sum(n.cost("params") or 0 for n in bearing(of_experts, "params"))
+            again = Fraction(params, every) * (mesh.ep * min(every // mesh.ep, top_k) - top_k)
+            yield Recount(stage, _CHOSEN, metric, amounts.get(_CHOSEN, 0), again)
+        if metric == "kv_read_bytes" and "text_kv_rank" in symbols and mesh.cp == 1:
+            name = _LATENTS if "o_proj" in after else "attention, which the plan leaves whole"
+            yield Recount(stage, name, metric, amounts.get(name, 0), others * sum(n.cost(metric) or 0 for n in nodes))
         copies = max(1, mesh.tp // symbols.get("text_kv_heads", mesh.tp)) if "o_proj" in after else 1
         if metric in ("output_bytes", "kv_read_bytes", "weight_read_bytes") and "text_kv_rank" not in symbols:
             held = {"output_bytes": ("k_proj", "v_proj", "k_norm"), "weight_read_bytes": ("k_proj", "v_proj"),
@@ -422,14 +538,310 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
             yield Recount(stage, _OF_HEADS, metric, amounts.get(_OF_HEADS, 0), more)
 
 
+_ELSEWHERE: Final = "rows of experts of other ranks, which the kernel gets and skips"
+_CHOSEN: Final = "experts that tokens of a rank choose at most"
+_LATENTS: Final = "latents of MLA, and the projections to them"
+
+
+def _gets_states(mesh: Mesh) -> bool:
+    """Return whether the experts of a rank get hidden states of its own tokens, not rows of all."""
+    return mesh.ep == 1 or mesh.batches > 1
+
+
+def _copies_of_calls(nodes: Iterable[CostNode], workload: Workload) -> Counter[str]:
+    """Return the calls that ranks have more than one device, by cause, module by module.
+
+    All stages of a pipeline call the model, the decoder and its rotary embedding. A mixture whose experts batches share
+    has one cause, unless ranks send pairs.
+    """
+    mesh = workload.mesh
+    found, groups = Counter[str](), mesh.dp * mesh.fsdp
+    shared = mesh.batches > 1 and DISPATCH not in workload.inputs
+    for n in nodes:
+        calls = n.cost("calls") or 0
+        group = mesh.tp * (mesh.pp if n.role in ("root", "text", "text.rotary") else 1)
+        if n.role.startswith("text.layer.experts") and shared:
+            found["calls of modules that several ranks run"] += (group * mesh.cp * groups - 1) * calls
+            continue
+        found["calls of modules that several ranks run"] += (group - 1) * calls
+        found[SEQUENCE_COPIES] += group * (mesh.cp - 1) * calls
+        found[DATA_COPIES] += group * mesh.cp * (groups - 1) * calls
+    return found
+
+
+def _copies_of_reads(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of the weights that data-parallel ranks and those that share a sequence read again.
+
+    Without experts only the looked-up rows of the embedding depend on tokens. All other weights are read by ranks that
+    differ in their tokens alone as they are by the first of them.
+    """
+    mesh, metric, item = workload.mesh, "weight_read_bytes", FLOAT_BYTES[workload.dtype]
+    costs = {rank: row.stages for row in found.ranks for rank in row.ranks}
+    for stage, calls in (("prefill", 1), ("decode", workload.new_tokens)):
+        of = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, metric)}
+        if metric not in found.one_device.get(stage, {}):
+            continue
+        stored = calls * sum(costs[rank][""]["weight_bytes"] for rank in costs) if mesh.fsdp > 1 else 0
+        for kind in (metric, *((UNFUSED,) if UNFUSED in found.one_device[stage] else ())):
+            named = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == (stage, kind)}
+            yield Recount(stage, _GATHERED, kind, named.get(_GATHERED, 0), stored)
+        text = all(n.role.startswith(("text", "lm_head")) for n in one.nodes if n.stage == stage and n.cost(metric))
+        if "text_experts" in symbols or not text:
+            continue
+        first = 0
+        for rank in costs:
+            at = mesh.coordinates(rank)
+            if at.dp or at.fsdp or at.cp:
+                continue
+            run = replace(workload, inputs={**workload.inputs, RANK: rank})
+            rows = 0 if at.pp else run.own_batch * (run.own_tokens if stage == "prefill" else calls)
+            read = costs[rank][stage][metric] - rows * symbols["text_hidden"] * item
+            first += read - (calls * costs[rank][""]["weight_bytes"] if mesh.fsdp > 1 else 0)
+        tokens = calls * workload.batch if stage == "decode" else 0  # which all that share a sequence look up
+        again = mesh.tp * tokens * symbols["text_hidden"] * item
+        yield Recount(stage, SEQUENCE_COPIES, metric, of.get(SEQUENCE_COPIES, 0), (mesh.cp - 1) * (first + again))
+        copies = mesh.cp * (mesh.dp * mesh.fsdp - 1) * first
+        yield Recount(stage, DATA_COPIES, metric, of.get(DATA_COPIES, 0), copies)
+
+
+_GATHERED: Final = "parts of parameters that ranks read to gather them"
+
+
+def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of what exchanges with other ranks add to bytes and vector FLOPs.
+
+    A collective's accesses follow from its payload, the bytes of the full tensor on the wire. All collectives of the
+    counted rank are scaled by the tokens of all ranks to those of this rank.
+    """
+    mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
+    runs = [replace(workload, inputs={**workload.inputs, RANK: r}) for r in range(mesh.world)]
+    batches = [run.own_batch for run in runs]
+    of = {(d.stage, d.metric, d.what): d.amount for d in found.duplicates}
+    hidden, latent = symbols["text_hidden"], "text_kv_rank" in symbols
+    for stage, calls in (("prefill", 1), ("decode", workload.new_tokens)):
+        if not calls or UNFUSED not in found.one_device.get(stage, {}):
+            continue
+        tokens = [
+            batch * (run.own_tokens if stage == "prefill" else calls) for batch, run in zip(batches, runs, strict=True)
+        ]
+        state = Fraction(sum(tokens) * hidden * item, mesh.pp)
+
+        def recount(what: str, metric: str, again: int | Fraction, stage: str = stage) -> Recount:
+            return Recount(stage, what, metric, of.get((stage, metric, what), 0), again)
+
+        for metric, times in (("input_bytes", 1), (UNFUSED, 1), (FLOOR, 2)):  # a floor has what enters, too
+            yield recount("hidden states that stages send", metric, times * (mesh.pp - 1) * state)
+        stored = calls * sum(len(row.ranks) * row.stages[""]["weight_bytes"] for row in found.ranks)
+        gathered = 2 * stored * (1 + mesh.fsdp * mesh.cp) if mesh.fsdp > 1 else 0  # copied, read, all written and read
+        yield recount("copies of gathered parameters", UNFUSED, gathered)
+        whole_text = [n for n in one.nodes if n.stage == stage and n.role.startswith("text.")]
+        norms = [
+            n for n in whole_text if "norm" in (leaf := n.module.rpartition(".")[2]) and leaf not in _LATENT_MODULES
+        ]
+        if mesh.cp == 1 and workload.inputs.get(PLAN) != "megatron":
+            if not any(n.module.endswith(("q_norm", "k_norm")) for n in norms):  # whose rows may be heads
+                more = (mesh.tp - 1) * sum(n.cost(UNFUSED) or 0 for n in norms)
+                yield recount("norms", UNFUSED, more)
+            more = (mesh.tp - 1) * sum(n.cost("weight_read_bytes") or 0 for n in norms)
+            yield recount("norms", FLOOR, more)
+        if workload.attention == "eager" and "text_window" not in symbols:
+            yield recount("masks that every rank reads", FLOOR, item * _masks(workload, stage, batches))
+        if mesh.pp > 1:  # then the counted rank has a part of the layers
+            continue
+        here = [c for c in found.collectives if c.stage == stage]
+        scale = Fraction(sum(tokens), tokens[workload.rank])
+
+        def payload(kind: str, groups: Sequence[str], leaf: str = "", here: Sequence[Collectives] = here) -> int:
+            return sum(c.bytes for c in here if c.kind == kind and c.group in groups and c.module.endswith(leaf))
+
+        parts = payload("reduce_scatter", ["tp"])
+        several = {batch > 1 for batch in batches}
+        if not parts or len(several) == 1:  # parts of several sequences are put in order
+            moved = 2 * payload("all_reduce", ["tp", "ep"]) + (4 if True in several else 2) * parts
+            yield recount("tensors that ranks add up, read and written by the collective", UNFUSED, scale * moved)
+        what = "sums for tokens of other ranks, which a rank does not get"
+        yield recount(what, UNFUSED, -scale * parts * (1 - Fraction(1, mesh.tp)))
+        if not mesh.tp > 1 or len(several) == 1:
+            whole = payload("all_gather", ["tp"]) - payload("all_gather", ["tp"], "lm_head")
+            states = whole * (3 if True in several else 1) + Fraction(whole, mesh.tp)
+            yield recount("hidden states of other ranks that a rank gathers", UNFUSED, scale * states)
+        looked_up = sum(payload(kind, ["tp"], "embed_tokens") for kind in ("all_reduce", "reduce_scatter"))
+        zeros = mesh.world * calls * item if looked_up else 0  # one of them is read by each call
+        yield recount("looked-up rows of other ranks, overwritten with zeros", UNFUSED, 2 * (scale * looked_up + zeros))
+        yield recount(
+            "rows that every rank looks up", FLOOR, _looked_up(workload, one, stage, symbols, split=looked_up > 0)
+        )
+        yield from (recount(*row) for row in _of_logits(workload, stage, payload, symbols, batches))
+        if latent:
+            split = (
+                any(c.group == "tp" and c.module.endswith(".o_proj") for c in here)
+                and workload.inputs.get(PLAN, "transformers") == "transformers"
+            )
+            down = [n for n in one.nodes if n.stage == stage and n.module.endswith("kv_a_proj_with_mqa")]
+            made = 2 * mesh.tp * sum(n.cost("output_bytes") or 0 for n in down) * split
+            made *= mesh.cp if stage == "decode" else 1
+            yield recount("latents that are joined again behind a divided projection", UNFUSED, made)
+            yield recount("tables and masks that the attention of every rank reads", UNFUSED, 0)
+        yield from (recount(*row) for row in _of_exchanged_experts(workload, one, stage, here, symbols, batches))
+        if DISPATCH in workload.inputs:
+            layers = len({n.module for n in one.nodes if n.stage == stage and n.role == "text.layer.experts"})
+            sent = sum(len(row.ranks) * row.stages[stage]["comm_payload_bytes"] for row in found.ranks)
+            pairs = sent - mesh.world * layers * calls * 8 * symbols["text_experts"]  # there, and as many back
+            yield recount("pairs of tokens and experts, copied, exchanged and put in order", UNFUSED, 6 * pairs)
+            yield recount(
+                "results that a rank weighs and adds behind the exchange", "vector_flops", Fraction(pairs, item)
+            )
+        if mesh.cp == 1:
+            continue
+        given = payload("all_to_all", ["cp"], "self_attn")
+        yield recount("heads that ranks exchange for positions", UNFUSED, 6 * scale * given)
+        brought, added = (payload(kind, ["cp"], "self_attn") for kind in ("all_gather", "all_reduce"))
+        if workload.inputs.get(CP_PLAN) == "ulysses" and not latent:
+            what = "results of heads that ranks gather"  # a part is written and read, all of it written and read
+            yield recount(what, "output_bytes", scale * brought * (1 - Fraction(1, mesh.cp)))
+            yield recount(what, UNFUSED, scale * brought * (3 + Fraction(1, mesh.cp)))
+        elif stage == "decode":
+            what, rows = "partial results of attention that ranks merge", Fraction(brought, 4 * mesh.cp)
+            merged = rows * (4 * mesh.cp + 4) + Fraction(added, item)
+            yield recount(what, "vector_flops", scale * merged)
+            yield recount(what, UNFUSED, scale * (4 * added + rows * (36 + 8 * mesh.cp)))
+
+
+def _masks(workload: Workload, stage: str, batches: Sequence[int]) -> int:
+    """Return the elements by which masks of all ranks exceed those of one device, call by call."""
+    found = 0
+    for step in range(1 if stage == "prefill" else workload.new_tokens):
+        queries = workload.text_tokens if stage == "prefill" else 1
+        keys = workload.past + workload.text_tokens + (0 if stage == "prefill" else step + 1)
+        found += queries * keys * (sum(batches) - workload.batch)
+    return found
+
+
+def _looked_up(workload: Workload, one: Ledger, stage: str, symbols: Mapping[str, int], *, split: bool) -> int:
+    """Return the bytes of table rows that a floor of all ranks has more than one device, each row read once at most."""
+    mesh, calls = workload.mesh, 1 if stage == "prefill" else workload.new_tokens
+    if not sum(n.cost("params") or 0 for n in one.nodes if n.role == "lm_head"):
+        return 0  # it reads the table of the embedding, whole
+    padded, share = _rows_of(str(workload.inputs.get(PLAN, "")), symbols["text_vocab"], mesh.tp)
+    found = -min(workload.batch * (workload.text_tokens if stage == "prefill" else 1), symbols["text_vocab"])
+    for rank in range(mesh.world):
+        run = replace(workload, inputs={**workload.inputs, RANK: rank})
+        entries = len(range(padded)[rank % mesh.tp * share :][:share]) if split else symbols["text_vocab"]
+        found += min(run.own_batch * (run.own_tokens if stage == "prefill" else 1), entries)
+    return found * calls * symbols["text_hidden"] * FLOAT_BYTES[workload.dtype]
+
+
+def _of_logits(
+    workload: Workload, stage: str, payload: Callable[..., int], symbols: Mapping[str, int], batches: Sequence[int]
+) -> Iterator[tuple[str, str, int | Fraction]]:
+    """Yield (cause, metric, amount) of logits that ranks gather, from the chunks of their columns."""
+    mesh, item, name = workload.mesh, FLOAT_BYTES[workload.dtype], "logits that every rank gathers"
+    plan, calls = str(workload.inputs.get(PLAN, "")), 1 if stage == "prefill" else workload.new_tokens
+    if not payload("all_gather", ["tp"], "lm_head"):
+        return
+    padded, share = _rows_of(plan, symbols["text_vocab"], mesh.tp)
+    positions, found = 0, 0
+    one_each = stage == "decode" or workload.logits == "last"
+    for rank, batch in enumerate(batches):
+        run = replace(workload, inputs={**workload.inputs, RANK: rank})
+        kept = 1 if one_each else run.own_tokens
+        place = rank % mesh.tp
+        own = len(range(padded)[place * share :][:share])
+        accesses = share + mesh.tp * share  # of a call, for each position: a chunk is read, all are written
+        accesses += 2 * mesh.tp * share if batch * kept > 1 else 0
+        accesses += own + share if own < share else 0
+        found += calls * batch * kept * accesses
+        positions += calls * batch * kept
+    yield name, UNFUSED, found * item
+    # Ranks write the padded columns of all, of which each has written its own before.
+    yield name, "output_bytes", Fraction((mesh.tp - 1) * positions * padded * item, mesh.tp)
+    # A floor has the logits of each rank, of which one device has those of a tp-th of the positions.
+    yield name, FLOOR, Fraction((mesh.tp - 1) * positions * symbols["text_vocab"] * item, mesh.tp)
+
+
+def _of_exchanged_experts(
+    workload: Workload, one: Ledger, stage: str, here: Sequence[Collectives], symbols: Mapping[str, int],
+    batches: Sequence[int],
+) -> Iterator[tuple[str, str, int | Fraction]]:  # fmt: skip
+    """Yield (cause, metric, amount) of rows that experts of several ranks get, overwrite and return."""
+    mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
+    nodes = [n for n in one.nodes if n.stage == stage and n.role == "text.layer.experts"]
+    layers = len({n.module for n in nodes})
+    if mesh.ep == 1 or not layers or DISPATCH in workload.inputs:
+        return
+    hidden, top_k, inner = symbols["text_hidden"], symbols["text_topk"], symbols["text_moe"]
+    weight = 4 if _wide(one) else item
+    runs = [replace(workload, inputs={**workload.inputs, RANK: r}) for r in range(mesh.world)]
+    length = [run.own_tokens if stage == "prefill" else workload.new_tokens for run in runs]
+    own = [batch * n for batch, n in zip(batches, length, strict=True)]
+    alike = [
+        [r // mesh.ep * mesh.ep + i for i in range(mesh.ep) if i % mesh.tp == r % mesh.tp] for r in range(mesh.world)
+    ]
+    every = [sum(own[r] for r in ranks) if mesh.batches > 1 else own[i] for i, ranks in enumerate(alike)]
+    narrow = workload.experts == "batched_mm"
+    accesses = weight + (weight if narrow else (2 * hidden + 2 * inner) * item)
+    yield "rows of experts of other ranks, overwritten with zeros", UNFUSED, 2 * layers * sum(every) * top_k * accesses
+    if mesh.batches == 1:
+        return
+    sums = sum(c.bytes for c in here if c.kind == "reduce_scatter" and c.module.endswith(".experts"))
+    scale = Fraction(sum(every), every[workload.rank])
+    weights = layers * top_k * weight
+    # All tokens are written by the gather and read, their results written and read, and so are weights.
+    what = "tokens, results and weights of experts that ranks gather"
+    yield what, UNFUSED, 4 * scale * sums + 2 * weights * sum(every)
+    others = sum(every) - sum(own)
+    outside = 2 * sums * Fraction(others, every[workload.rank]) + weights * others
+    yield "rows of other ranks, which do not enter or leave a mixture", UNFUSED, -outside
+
+
+def _rings(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield second counts of a prompt's attention in a ring, part by part: a query sees its own part and earlier ones.
+
+    A rank has one part, or one from each end of the sequence. Of the keys that come from a rank it reads those parts
+    that a part of its queries sees, with these queries, whose partial results are merged.
+    """
+    mesh, item, plan = workload.mesh, FLOAT_BYTES[workload.dtype], workload.inputs.get(CP_PLAN, "zigzag")
+    if mesh.cp == 1 or plan == "ulysses" or UNFUSED not in found.one_device.get("prefill", {}):
+        return
+    of = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == ("prefill", UNFUSED)}
+    vector = {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == ("prefill", "vector_flops")}
+    every = 2 * mesh.cp if plan == "zigzag" else mesh.cp
+    parts = [[r, every - 1 - r] if plan == "zigzag" else [r] for r in range(mesh.cp)]
+    read_queries = read_keys = merged = passed = 0  # parts that all ranks read, merge and pass on
+    for rank, mine in enumerate(parts):
+        for step in range(1, mesh.cp):
+            theirs = parts[(rank - step) % mesh.cp]
+            queries = sum(any(key <= query for key in theirs) for query in mine)
+            keys = sum(any(key <= query for query in mine) for key in theirs)
+            read_queries, read_keys, merged = read_queries + queries, read_keys + keys, merged + queries
+            used = step < mesh.cp - 1 or keys > 0  # to attend, or to pass on
+            passed += (3 + used) * len(mine)  # joined and sent on, received, and read
+    latent = "text_kv_rank" in symbols
+    key = symbols["text_nope"] + symbols["text_rope"] if latent else symbols["text_head_dim"]
+    value = symbols["text_value"] if latent else key
+    split = any(c.group == "tp" and c.module.endswith(".o_proj") for c in found.collectives)
+    heads = symbols["text_heads"] * (1 if split else mesh.tp)
+    kv_heads = symbols["text_kv_heads"] if not latent else heads
+    kv_heads *= 1 if latent else max(1, mesh.tp // kv_heads) if split else mesh.tp
+    tokens = Fraction(workload.batch * workload.text_tokens * symbols["text_layers"], every)  # of a part
+    read = (read_queries * heads * key + read_keys * kv_heads * (key + value)) * tokens * item
+    for what, amount in (
+        ("queries, keys and values read again for each part", read),
+        ("keys and values that ranks pass around a ring", passed * kv_heads * (key + value) * tokens * item),
+    ):
+        yield Recount("prefill", what, UNFUSED, of.get(what, 0), amount)
+    what = "partial results of attention that ranks merge"
+    yield Recount("prefill", what, "vector_flops", vector.get(what, 0), merged * tokens * heads * (3 * value + 8))
+
+
 _OF_HEADS: Final = "key/value heads that several ranks hold"
 _OF_TOKENS: Final = frozenset({"vector_flops", "input_bytes", "output_bytes"})
 
 
 def _wide(one: Ledger) -> bool:
     """Return whether a router gives weights in float32, by the bytes that it writes for each of them."""
-    router = next(n for n in one.nodes if n.role.endswith(".router") and "output_bytes" in n.exprs)
-    return router.exprs["output_bytes"].startswith("4*")
+    routers = (n for n in one.nodes if n.role.endswith(".router") and "output_bytes" in n.exprs)
+    return any(n.exprs["output_bytes"].startswith("4*") for n in routers)
 
 
 _LATENT_MODULES: Final = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"})
@@ -446,7 +858,8 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
             yield Recount(c.stage, where, f"groups that hold rank {workload.rank}", 0, 1)
             continue
         at = c.ranks.index(workload.rank)
-        axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
+        exchanges = DISPATCH in workload.inputs
+        axis, dtypes = _axis(c, workload.mesh, exchanges=exchanges), c.dtype.split(", ")
         yield Recount(c.stage, where, f"is of the group {c.group}", c.group == axis, True)
         yield Recount(c.stage, where, "dtypes", c.dtype == ", ".join(_on_the_wire(c, workload, symbols)), True)
         among = c.ranks if c.kind == "send" else workload.mesh.group(axis, workload.rank)
@@ -507,8 +920,10 @@ def _on_the_wire(c: Collectives, workload: Workload, symbols: Mapping[str, int])
     """
     by_heads = workload.inputs.get(CP_PLAN) == "ulysses" and "text_kv_rank" not in symbols
     logarithms = c.group == "cp" and c.kind == "all_gather" and not by_heads
-    yield "float32" if logarithms else workload.dtype
-    if c.module.endswith(".experts") and c.kind in ("all_gather", "all_to_all"):
+    weighted = c.module.endswith(".experts") and c.kind == "all_gather" and DISPATCH in workload.inputs
+    yield "float32" if logarithms or (weighted and c.dtype == "float32") else workload.dtype
+    gathers = c.kind == "all_gather" and DISPATCH not in workload.inputs
+    if c.module.endswith(".experts") and (gathers or c.kind == "all_to_all"):
         yield "int64"
         yield from ["float32"] if c.kind == "all_gather" and c.dtype.endswith(", float32") else []
 
@@ -527,15 +942,23 @@ def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
             yield Recount(stage, f"gather before {c.module}", "ranks", len(c.ranks), parts)
 
 
-def _axis(c: Collectives, mesh: Mesh) -> str:
-    """Return the mesh axes along which the ranks of a collective differ, from its kind and the name of its module."""
+def _axis(c: Collectives, mesh: Mesh, *, exchanges: bool = False) -> str:
+    """Return the mesh axes along which the ranks of a collective differ, from its kind and the name of its module.
+
+    Args:
+        exchanges: whether ranks send pairs of a token and an expert, and gather the results of slices.
+    """
     leaf = c.module.rpartition(".")[2]
     if mesh.fsdp > 1 and leaf in ("*", "(root)"):  # before a layer, and before the model
         return "fsdp" if mesh.cp == 1 else FSDP_CP
     if leaf == "self_attn":  # its projections are modules of their own
         return "cp"
     if leaf == "experts" and mesh.ep > 1:
-        return "ep" if mesh.batches == 1 else "tp" if c.kind == "all_reduce" else EP_BATCHES
+        if c.kind == "all_to_all":
+            return "ep" if mesh.tp > 1 else EP_BATCHES
+        if mesh.batches == 1:
+            return "tp" if c.kind == "all_gather" else "ep"
+        return "tp" if c.kind == "all_reduce" or exchanges else EP_BATCHES
     return "pp" if c.kind == "send" else "tp"
 
 
@@ -828,10 +1251,12 @@ def _dispatched(found: Parallel, workload: Workload, sizes: RoutedLayers) -> Ite
                 for metric in ("sent_bytes", "fp8_bytes", "received_bytes", "expert_flops"):
                     above = max(0, getattr(row, metric) - getattr(bound, metric))
                     yield Recount(stage, f"{form}, {routing} above bound", metric, above, 0)
-        exchanged = [c for c in found.collectives if (c.stage, c.group) == (stage, "ep/tp")]
+        group = ("ep/tp", "ep") if DISPATCH in workload.inputs else ("ep/tp",)
+        exchanged = [c for c in found.collectives if c.stage == stage and c.group in group]
         if DISPATCH in workload.inputs:  # in 8 bytes, how many pairs come for each expert of another rank
             numbers = times * 8 * (experts - len(_held(experts, mesh.ep, 0)))
-            pairs_sent = next(d.sent_bytes for d in found.dispatches if (d.form, d.routing) == ("all-to-all", "given"))
+            pairs_sent = sum(d.sent_bytes for d in found.dispatches
+                             if (d.stage, d.form, d.routing) == (stage, "all-to-all", "given"))  # fmt: skip
             both = pairs_sent + numbers, sum(c.sent_bytes for c in exchanged)
             yield Recount(stage, "all-to-all, and its collectives", "sent_bytes", *both)
             continue
@@ -847,9 +1272,23 @@ def batch_of(batch: int, parts: int, index: int) -> int:
     return len(range(batch)[index::parts])
 
 
-def _file_of(workload: Workload) -> Any:
+def expert_choices(run: Workload, stage: str, routing: str) -> list[list[list[tuple[int, list[int]]]]]:
+    """Return the choices of a routing file, read once more: call -> layer -> (rank that sends the token, its experts).
+
+    Args:
+        run: with all tokens of a prompt.
+    """
+    mesh, length, senders = run.mesh, run.text_tokens if stage == "prefill" else 1, []
+    for rank in range(mesh.world):
+        tokens = batch_of(run.batch, mesh.dp, rank // mesh.tp) * length
+        chunk = -(-tokens // mesh.tp)
+        senders += [rank] * len(range(tokens)[rank % mesh.tp * chunk :][:chunk])
+    return [[[*zip(senders, layer, strict=True)] for layer in call] for call in _file_of(run, routing)[stage]]
+
+
+def _file_of(workload: Workload, routing: str = "") -> Any:
     """Return the content of the routing file of a run, read once more; ``None`` without one, or if it was a pipe."""
-    path, _, digest = str(workload.inputs.get(PAIRS, "")).partition(" sha256:")
+    path, _, digest = str(routing or workload.inputs.get(PAIRS, "")).partition(" sha256:")
     if not digest:
         return None
     file = Path(path)

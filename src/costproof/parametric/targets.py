@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, Protocol, Self
 
@@ -17,8 +18,26 @@ from costproof.algebra.symbols import parse, sym, text, version
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
 from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.judge import Answer
-from costproof.estimate.routing import RoutedCall, dispatch_rows, is_table
-from costproof.ledger.baseline import Baseline
+from costproof.estimate.links import Devices, share_of_experts
+from costproof.estimate.routing import (
+    EXPERTS,
+    NODES_OF,
+    RoutedCall,
+    RoutedLayers,
+    RoutedRank,
+    TouchedExperts,
+    check_stages,
+    dispatch_rows,
+    expert_loads,
+    is_table,
+    node_size,
+    routing_data,
+    stored_routing,
+    touched_of_rank,
+    with_reads,
+)
+from costproof.ledger.baseline import Baseline, Folded
+from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Bug, Recount, check_recounts
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.mesh import (
@@ -36,7 +55,7 @@ from costproof.ledger.mesh import (
     on_one_device,
     own_batch,
 )
-from costproof.ledger.metrics import KEPT, Metric
+from costproof.ledger.metrics import FLOOR, KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
@@ -194,7 +213,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     Raises:
         Bug: the ranks do not sum to one device and the named copies, or something that is counted again differs.
     """
-    check_recounts(places(_whole_prompt(target, workload), target.info().symbols))
+    check_recounts(places(whole_prompt(target, workload), target.info().symbols))
     found, again = _count_ranks(target, workload, counted)
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
@@ -235,17 +254,113 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
     stored += one.total("weight_bytes") or 0
     found = Parallel(
         mesh, workload.rank, sharing.origin, tuple(rows), tuple(_collectives(counted, workload, sharing)),
-        {"": {m: cost for m in (*HELD, *held) if (cost := one.total(m)) is not None},
-         **{s: {m: cost for m in (*DONE, *done) if (cost := one.stage_total(s, m)) is not None}
+        {"": {m: cost for m in (*HELD, *held) if m in counted.metrics and (cost := one.total(m)) is not None},
+         **{s: {m: cost for m in (*DONE, *done)
+                if m in counted.metrics and (cost := one.stage_total(s, m)) is not None}
             for s in one.stages if s in rows[0].stages}},
-        (*copies, *_of_terms(target, one, workload, sharing, stored)),
+        tuple(d for d in (*copies, *_of_terms(target, one, workload, sharing, copies, stored))
+              if d.metric in counted.metrics),
         tuple(_dispatches(target, workload, sharing)),
+        *((asdict(sharing.routed), NODES_OF) if sharing.routed is not None and mesh.batches > 1 else ()),
     )  # fmt: skip
-    whole = _whole_prompt(target, workload)
+    whole = whole_prompt(target, workload)
     return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
 
 
-def _whole_prompt(target: object, workload: Workload) -> Workload:
+OF_FURTHER: Final[tuple[Metric, ...]] = (*HELD, "stored_bytes", "stored_elements", "resident_bytes")
+"""Metrics of MTP modules, of which only memory is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherLayout:
+    """Tensors of an MTP module besides those of a decoder layer; none of them is quantised."""
+
+    modules: int
+    norms: int
+    columns: int
+    """Columns of the projection to the hidden width, as a multiple of that width."""
+    tables: bool
+    """Whether a module has copies of the embedding and of the output projection."""
+    item: int
+    """Bytes of a stored element."""
+
+
+def count_further(target: Sharded, workload: Workload, layout: FurtherLayout) -> Parallel:
+    """Count the MTP modules that each rank of a mesh holds, and name the copies by which ranks exceed one device.
+
+    A module has the last layer of the decoder as the plan divides it, tables divided as those of the decoder, and norms
+    and a projection that each rank has whole. All of them are on the last stage of a pipeline. Source: vLLM,
+    ``DeepSeekMultiTokenPredictorLayer`` (``nn.Linear``, ``VocabParallelEmbedding``, ``ParallelLMHead``,
+    ``DeepseekV2DecoderLayer``), and ``GPUModelRunner`` ("the entire draft model on the last PP rank"); SGLang,
+    ``DeepseekModelNextN``.
+
+    Raises:
+        BadInput: ranks store parts of parameters.
+        Bug: the ranks do not sum to one device and the named copies.
+    """
+    mesh = workload.mesh
+    if mesh.fsdp > 1:
+        what = "no source says how ranks store parts of MTP modules: fully_shard divides what transformers builds"
+        raise BadInput(what, where="--mtp, --fsdp", expected="--fsdp 1", got=mesh.fsdp)
+    flat = {name: value for name, value in workload.inputs.items() if name not in ("pp", DISPATCH, PAIRS)}
+    size, known = mesh.world // mesh.pp, dict[object, dict[str, int]]()
+    equal: dict[str, tuple[list[int], dict[str, int]]] = {}
+    for rank in range(mesh.world):
+        held: dict[str, int] = dict.fromkeys(OF_FURTHER, 0)
+        if rank >= mesh.world - size:
+            run = replace(workload, inputs={**flat, RANK: rank % size})
+            key = tuple((c.stage, c.id, *sorted(c.symbols.items())) for c in target.invocations(run))
+            if key not in known:
+                ledger = _further_ledger(target, run, layout)
+                known[key] = {metric: ledger.total(metric) or 0 for metric in OF_FURTHER}
+            held = known[key]
+        equal.setdefault(repr(held), ([], held))[0].append(rank)
+    one = _further_ledger(target, replace(workload, inputs=_of_one(workload)), layout)
+    last = replace(workload, inputs={**flat, RANK: 0})
+    copies = [*_duplicates(one, last, target.shares(last))]
+    copies += _of_terms(target, one, last, target.shares(last), copies, 0)
+    found = Parallel(
+        mesh, workload.rank, target.shares(workload).origin,
+        tuple(RankCosts(tuple(ranks), {"": held}) for ranks, held in equal.values()), (),
+        {"": {m: one.total(m) or 0 for m in OF_FURTHER}}, tuple(copies),
+    )  # fmt: skip
+    for problem in found.problems():
+        raise Bug(problem.what, where=f"MTP modules, {problem.where}", expected=problem.expected, got=problem.got)
+    return found
+
+
+def _further_ledger(target: Sharded, run: Workload, layout: FurtherLayout) -> Ledger:
+    """Return the memory of the MTP modules of one device, or of a rank of one stage, as formulas with numbers."""
+    ledger = stored_formulas(target, run)
+    held = [n for n in ledger.nodes if not n.invocation and n.stage == ledger.stages[0]]
+    layers = [int(m[1]) for n in held if (m := _LAYER.search(n.module))]
+    own = [n for n in held if (m := _LAYER.search(n.module)) and int(m[1]) == max(layers)]
+    parts = [("text.norm", f"norms.{i}", "text_hidden") for i in range(layout.norms)]
+    parts.append(("text.further", "projection", f"{layout.columns}*text_hidden**2"))
+    for node in held if layout.tables else ():
+        if node.role == "text.embedding":  # which a tied output projection has no parameters beside
+            rows = node.exprs["params"]
+            parts += [(role, role.rpartition(".")[2], rows) for role in ("text.embedding", "lm_head")]
+    for role, name, params in parts:
+        sizes: dict[Metric, str] = {"params": params, "stored_elements": params}
+        sizes |= dict.fromkeys(("weight_bytes", "resident_bytes"), f"b*({params})")
+        sizes["stored_bytes"] = f"{layout.item}*({params})"
+        canonical = {metric: text(sympy.expand(parse(expr))) for metric, expr in sizes.items()}
+        own.append(replace(own[0], module=f"further.{name}", costs={}, exprs=canonical, role=role))
+    nodes = []
+    for i in range(layout.modules):
+        for n in own:
+            kept = {metric: n.exprs[metric] for metric in OF_FURTHER if metric in n.exprs}
+            nodes.append(replace(n, module=f"mtp.{i}.{n.module}", exprs=kept, costs={}))
+    known = replace(ledger, nodes=tuple(nodes), metrics=tuple(m for m in OF_FURTHER if m in ledger.metrics))
+    calls = target.invocations(run)
+    return evaluate_ledger(known, {(c.stage, c.id): c.symbols for c in calls}, target.info().symbols)
+
+
+_LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
+
+
+def whole_prompt(target: object, workload: Workload) -> Workload:
     """Return the workload with all tokens that the decoder processes, those of images included."""
     return target.whole_prompt(workload) if isinstance(target, WithWholePrompt) else workload
 
@@ -297,7 +412,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
         ranks = workload.mesh.ranks_of(kind, axis, workload.rank)
-        dtype = ", ".join(sharing.dtypes(axis, kind, workload.dtype))
+        dtype = ", ".join(sharing.dtypes(axis, kind, workload.dtype, nodes[0].role))
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 
 
@@ -307,16 +422,106 @@ def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterat
     None if ranks do not divide the experts, if those that do share one batch, or if the run is given only numbers of
     pairs, which do not say how many copies of a token a method sends.
     """
-    mesh, routed, pairs = workload.mesh, sharing.routed, str(workload.inputs.get(PAIRS, ""))
-    if mesh.batches == 1 or routed is None or (pairs and is_table(pairs)):
+    pairs = str(workload.inputs.get(PAIRS, ""))
+    if workload.mesh.batches == 1 or sharing.routed is None or (pairs and is_table(pairs)):
         return
-    every = []
-    for call in target.invocations(workload):
+    every = _routed_calls(target.invocations(workload), workload)
+    yield from dispatch_rows(
+        sharing.routed, workload.mesh, workload.rank, every, FLOAT_BYTES[workload.dtype], pairs, node_size()
+    )
+
+
+def _routed_calls(calls: Iterable[Invocation], workload: Workload) -> Iterator[RoutedCall]:
+    mesh = workload.mesh
+    for call in calls:
+        if call.stage not in ("prefill", "decode"):  # towers, which have no routed experts
+            continue
         known = call.symbols
         length = known["B"] * known.get("S", 1) // workload.own_batch
         tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
-        every.append(RoutedCall(call.stage, call.id, tokens, known.get("N", 1)))
-    yield from dispatch_rows(routed, mesh, workload.rank, every, FLOAT_BYTES[workload.dtype], pairs)
+        yield RoutedCall(call.stage, call.id, tokens, known.get("N", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRank:
+    """Counts of one rank under a given routing, and the load of its routed experts."""
+
+    folded: Folded
+    experts: tuple[TouchedExperts, ...]
+    loads: tuple[RoutedRank, ...]
+    """One entry for each stage with routed experts."""
+
+
+def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, node: int | None) -> GivenRank:
+    """Count the counted rank of a mesh with ``ep`` as a routing file has it, of the tokens of the whole batch.
+
+    Its experts multiply the rows that the routing sends to them, and read the weights that these touch. A rank that
+    sends pairs (``--dispatch all-to-all``) has its rows by formula already.
+
+    Args:
+        folded: counts of the rank by formulas, with the rows of all ranks that share the experts.
+        routing: as :func:`~costproof.estimate.routing.stored_routing` returns it.
+        node: number of devices per node; ``None`` for one node.
+
+    Raises:
+        BadInput: the routing does not match the run.
+    """
+    layers, info, mesh = target.shares(run).routed, target.info(), run.mesh
+    if max(mesh.pp, mesh.cp, mesh.fsdp) > 1:
+        what = "a routing is counted on ranks with all layers, whole sequences and whole parameters"
+        raise BadInput(what, where="--routing", expected="--pp 1, --cp 1, --fsdp 1", got=mesh.text)
+    assert layers is not None
+    ledger, invocations = stored_formulas(target, run), target.invocations(run)
+    stages = {n.stage for n in ledger.nodes if n.role.rpartition(".")[2] == EXPERTS}
+    calls = [*_routed_calls((c for c in invocations if c.stage in stages), run)]
+    check_stages(routing_data(routing), [call.stage for call in calls], routing.partition(" sha256:")[0])
+    values = {(c.stage, c.id): {**info.symbols, **c.symbols} for c in invocations}
+    mine = {
+        c.stage: [[layer[run.rank] for layer in call] for call in expert_loads(routing, c, layers, mesh)] for c in calls
+    }
+    experts = touched_of_rank(ledger, values, layers, mine)
+    shares, loads = dict[str, Fraction](), []
+    sent: dict[str, dict[str, int]] = {}
+    item, group = FLOAT_BYTES[run.dtype], mesh.group("ep", run.rank)
+    for d in dispatch_rows(layers, mesh, run.rank, calls, item, routing, node) if mesh.batches > 1 else ():
+        if d.routing == "given":
+            sent.setdefault(d.stage, {})[d.form] = d.sent_bytes
+    for call in calls:
+        every = [load for of_call in mine[call.stage] for load in of_call]
+        pairs, own = sum(load.pairs for load in every), [t for t in experts if t.stage == call.stage]
+        tokens = sum(call.sends(mesh)[rank] for rank in group)
+        if DISPATCH not in run.inputs:
+            shares[call.stage] = Fraction(pairs, layers.layers * call.calls * tokens * layers.top_k)
+        touched = Fraction(sum(load.touched for load in every), len(every))
+        read, work = sum(t.bytes for t in own), 6 * layers.hidden * layers.inner * pairs
+        loads.append(RoutedRank(call.stage, run.rank, pairs, str(touched), read, work, sent.get(call.stage, {})))
+    return GivenRank(with_reads(share_of_experts(folded, shares), experts), tuple(experts), tuple(loads))
+
+
+def with_nodes(capture: Capture, devices: Devices) -> Capture:
+    """Return a capture whose dispatch between nodes is that of named devices, in the nodes of ``--on`` or their file.
+
+    All are taken as one node if no source gives its size. Without the routing file of the run, only the mean and the
+    bound are left.
+    """
+    found, workload = capture.parallel, capture.workload
+    if found is None or not found.mixtures:
+        return capture
+    routing = str(workload.inputs.get(PAIRS, ""))
+    try:
+        routing = routing and stored_routing(routing)
+    except BadInput:
+        routing = ""
+    kept = [d for d in found.dispatches if d.node is None]
+    stages, run = {d.stage for d in kept}, (found.mesh, found.rank)
+    every: list[Dispatch] = []
+    for call in _routed_calls((c for c in capture.invocations if c.stage in stages), workload):
+        rows = dispatch_rows(
+            RoutedLayers(**found.mixtures), *run, [call], FLOAT_BYTES[workload.dtype], routing, devices.node_size
+        )
+        every += [d for d in kept if (d.stage, d.invocation) == (call.stage, call.invocation)]
+        every += [d for d in rows if d.node is not None]
+    return replace(capture, parallel=replace(found, dispatches=tuple(every), nodes_of=devices.name))
 
 
 def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:
@@ -336,7 +541,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             copies[what] += alike * added
             copies[rows] += alike * padding
             if stage:
-                further, reason = sharing.along_sequence(stage, role, kind, metric, times * cost)
+                further, reason = sharing.along_sequence(stage, role, kind, metric, times * cost + padding)
                 copies[reason] += alike * further
             else:
                 once, again = times * cost + added + padding, sharing.copies_of_batches(role, metric) - 1
@@ -348,14 +553,17 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
                 yield Duplicate(why, stage, metric, amount, bytes_of(metric, amount))
 
 
-def _of_terms(target: Sharded, one: Ledger, workload: Workload, sharing: Sharing, stored: int) -> Iterator[Duplicate]:
+def _of_terms(
+    target: Sharded, one: Ledger, workload: Workload, sharing: Sharing, duplicates: Sequence[Duplicate], stored: int
+) -> Iterator[Duplicate]:
     """Yield the duplicates in metrics of which some terms of a module's formula are divided and others are not.
 
     A rank evaluates the formula of one device with its own numbers of the sizes that ranks divide, such as heads. What
-    is left of it without any of these sizes, every rank has in full. :meth:`Sharing.added_by_collectives` gives what
-    collectives add.
+    is left of it without any of these sizes, every rank has in full. :meth:`Sharing.moved` and
+    :meth:`Sharing.added_by_collectives` give what exchanges with other ranks add.
 
     Args:
+        duplicates: those of other metrics.
         stored: bytes of parameters that all ranks together store.
     """
     mesh, config = workload.mesh, target.info().symbols
@@ -364,22 +572,50 @@ def _of_terms(target: Sharded, one: Ledger, workload: Workload, sharing: Sharing
     each = [_values(target, replace(workload, inputs={**workload.inputs, RANK: r})) for r in ranks]
     held, done = sharing.by_terms()
     common = {**config, **shared_values(alone.values())}
+
+    def known(stage: str, call: str) -> list[SymbolValues]:
+        return [{**config, **of[stage, call]} for of in each if (stage, call) in of]
+
+    def copies_of(stage: str, metric: Metric, of: Callable[[str], bool] = bool) -> Counter[str]:
+        """Return the duplicates by cause, of modules with some roles."""
+        copies: Counter[str] = Counter()
+        nodes = bearing((n for n in one.nodes if (not stage or n.stage == stage) and of(n.role)), metric)
+        terms = Counter((n.role, n.invocation, n.exprs[metric]) for n in nodes if metric in n.exprs)
+        for (role, call, expr), alike in terms.items():
+            whole, parts = (alone[stage, call], known(stage, call)) if stage else (common, [common] * len(each))
+            for why, amount in sharing.excess(role, metric, expr, {**config, **whole}, parts):
+                copies[why] += alike * amount
+        called = (n for n in one.nodes if n.stage == stage and n.invocation and not n.kind and of(n.role))
+        for (role, call), modules in Counter((n.role, n.invocation) for n in called).items():
+            for why, amount in sharing.moved(
+                role, metric, {**config, **alone[stage, call]}, known(stage, call), modules
+            ):
+                copies[why] += amount
+        for why, amount in sharing.added_by_collectives(one, stage, metric, FLOAT_BYTES[workload.dtype], stored):
+            copies[why] += amount
+        return copies
+
+    def at_floor(stage: str) -> Counter[str]:
+        """Return the duplicates of the floor of a decoder, the sum of what crosses its boundary and of what lasts."""
+        copies = Counter({d.what: d.amount for d in duplicates if (d.stage, d.metric) == (stage, "kv_cache_bytes")})
+        again = sharing.counted_once
+        for found in (
+            copies_of(stage, "weight_read_bytes", lambda role: role not in again),
+            copies_of(stage, "kv_read_bytes"),
+            copies_of(stage, "input_bytes", lambda role: role in ("text.rotary", "text.embedding")),
+        ):
+            copies.update(found)
+        for call in {n.invocation for n in one.nodes if n.stage == stage and n.invocation}:
+            nodes = [n for n in one.nodes if n.stage == stage and n.invocation in ("", call)]
+            for why, amount in sharing.at_floor(nodes, {**config, **alone[stage, call]}, known(stage, call)):
+                copies[why] += amount
+        return copies
+
     for stage, metric in (*(("", m) for m in held), *((s, m) for s in one.stages for m in done)):
         if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:
             continue
-        copies: Counter[str] = Counter()
-        nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
-        terms = Counter((n.role, n.invocation, n.exprs[metric]) for n in nodes if metric in n.exprs)
-        for (role, call, expr), alike in terms.items():
-            if stage:
-                whole, parts = alone[stage, call], [of.get((stage, call)) for of in each]
-            else:
-                whole, parts = common, [common] * len(each)
-            known = [{**config, **of} for of in parts if of is not None]
-            for why, amount in sharing.excess(role, metric, expr, {**config, **whole}, known):
-                copies[why] += alike * amount
-        for why, amount in sharing.added_by_collectives(one, stage, metric, FLOAT_BYTES[workload.dtype], stored):
-            copies[why] += amount
+        decoder = any(n.stage == stage and n.role == "text" for n in one.nodes)
+        copies = at_floor(stage) if metric == FLOOR and decoder else copies_of(stage, metric)
         for why, amount in copies.items():
             if amount:
                 yield Duplicate(why, stage, metric, amount, bytes_of(metric, amount))
@@ -395,7 +631,7 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
     Args:
         symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
     """
-    placed = [*places(_whole_prompt(target, workload), target.info().symbols)]
+    placed = [*places(whole_prompt(target, workload), target.info().symbols)]
     if misplaced := [one for one in placed if one.found != one.again]:  # nothing else can be counted then
         stage = target.invocations(workload)[0].stage
         return Answer({stage: len(placed)}, (), tuple(_refuted(stage, one) for one in misplaced))
@@ -475,10 +711,9 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
                 pad, vocabulary = sharing.padding_of(node.role, metric, 0)[0], config["text_vocab"]
                 share = times + sympy.Rational(sharing.padding_of(node.role, metric, vocabulary)[0] - pad, vocabulary)
                 if stage:  # of a cost that all parts of a sequence divide
-                    parts = 2 * mesh.cp
-                    share += sympy.Rational(
-                        sharing.along_sequence(stage, node.role, node.kind, metric, parts * times)[0], parts
-                    )
+                    parts = 2 * mesh.cp * share.q
+                    cost = int(share * parts)
+                    share += sympy.Rational(sharing.along_sequence(stage, node.role, node.kind, metric, cost)[0], parts)
                 added = more * (item if metric == "weight_bytes" else 1) + pad
                 every[node.exprs[metric], share, added, groups] += 1
         total = sympy.Integer(0)

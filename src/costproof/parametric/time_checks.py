@@ -27,7 +27,7 @@ from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic
 from costproof.estimate.hardware import Device
 from costproof.estimate.links import CollectiveBound, Devices, LinkBounds, LinkRates, StageLinks
 from costproof.estimate.roofline import BottleneckThreshold, PartBound, Roof, StageBound, UnpackingTime, WorkBound
-from costproof.estimate.routing import TouchedExperts
+from costproof.estimate.routing import RoutedRank, TouchedExperts
 from costproof.ledger.attributes import attribute
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import Bug, Recount
@@ -50,7 +50,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.native import stored_formulas
 from costproof.models.target import WithFormulas, WithStorage, sharded
-from costproof.parametric.rank_checks import EXCHANGED
+from costproof.parametric.rank_checks import EXCHANGED, expert_choices
 from costproof.parametric.targets import evaluate_formulas
 from costproof.weights.library_reading import products_stated
 from costproof.weights.stored import Stored
@@ -398,7 +398,7 @@ def overlap_recounts(
 
 def rank_recounts(
     found: LinkBounds, model: WithFormulas | None, workload: Workload, run: StageBound, of: Roof,
-    arithmetic: Arithmetic, devices: Devices,
+    arithmetic: Arithmetic, devices: Devices, *, every: bool = True,
 ) -> Iterator[Recount]:  # fmt: skip
     """Yield checks that each rank has one row of times, slowest first, computed part by part from its own formulas.
 
@@ -408,11 +408,10 @@ def rank_recounts(
         workload: the run, with that rank.
         run: time bounds of the whole run of that rank.
         of, arithmetic, devices: the roofline, and the devices with their links.
+        every: whether all ranks are known.
     """
     rows, world = {r: row for row in found.ranks for r in row.ranks}, workload.mesh.world
-    yield Recount(
-        "", "ranks with times", "number", sum(len(row.ranks) for row in found.ranks), 1 if model is None else world
-    )
+    yield Recount("", "ranks with times", "number", sum(len(row.ranks) for row in found.ranks), world if every else 1)
     times = [Fraction(row.overlapped_s or 0) for row in found.ranks]
     yield Recount("", "slowest rank", "overlapped_s", times[0], max(times))
     own, last = rows[workload.rank], found.stages[-1]
@@ -553,6 +552,55 @@ def touched_recounts(
             ends = [int(line.xreplace({**values, touched: n})) for n in (0, one.experts)]
             known[key] = ceil(ends[0] + (ends[1] - ends[0]) * mean / one.experts)
         yield Recount(one.stage, f"experts of layer {one.layer}", "bytes", one.bytes, known[key])
+
+
+def load_recounts(
+    before: Folded, after: Folded, experts: Sequence[TouchedExperts], loads: Sequence[RoutedRank], run: Workload,
+    symbols: Mapping[str, int], routing: str,
+) -> Iterator[Recount]:  # fmt: skip
+    """Yield second counts of the routed experts of a rank under a given routing, token after token of its file.
+
+    Args:
+        before, after: counts of the rank without and with the routing.
+        experts, loads: of the rank.
+        run: with all tokens of a prompt.
+        symbols: numbers of the configuration.
+        routing: the file.
+    """
+    mesh, every = run.mesh, symbols["text_experts"]
+    first = run.rank // mesh.ep * mesh.ep
+    own = {e for e in range(every) if e // (every // mesh.ep) == run.rank - first}
+    for load in loads:
+        calls, mine = expert_choices(run, load.stage, routing), [t for t in experts if t.stage == load.stage]
+        here, reached, pairs = set(range(first, first + mesh.ep)), Fraction(0), 0
+        for layer, one in enumerate(mine):
+            touched = [{e for rank, row in call[layer] if rank in here for e in row} & own for call in calls]
+            each = Fraction(sum(map(len, touched)), len(calls))
+            yield Recount(
+                load.stage, f"experts of layer {layer}, rank {run.rank}", "touched", Fraction(one.touched), each
+            )
+            reached += each
+            pairs += sum(e in own for call in calls for rank, row in call[layer] if rank in here for e in row)
+        yield Recount(load.stage, f"rank {run.rank}", "pairs", load.pairs, pairs)
+        yield Recount(load.stage, f"rank {run.rank}", "touched", Fraction(load.touched), reached / len(mine))
+        parts = {t.part for t in mine}
+        reads = sum(before.rows[load.stage][part][""]["weight_read_bytes"] or 0 for part in parts)
+        now = sum(after.rows[load.stage][part][""]["weight_read_bytes"] or 0 for part in parts)
+        yield Recount(load.stage, f"rank {run.rank}", "weight_read_bytes", load.read_bytes, now)
+        yield Recount(load.stage, f"rank {run.rank}", "bytes above the bound", max(0, now - reads), 0)
+        kinds = [kinds for part in parts for kinds in [after.rows[load.stage][part]] if "expert_gemm" in kinds]
+        if kinds:
+            products = sum(of["expert_gemm"]["flops"] or 0 for of in kinds)
+            yield Recount(load.stage, f"rank {run.rank}", "expert_flops", load.expert_flops, products)
+
+
+def all_load_recounts(loads: Sequence[RoutedRank], run: Workload, routing: str) -> Iterator[Recount]:
+    """Yield checks that the experts of all ranks together process each pair of a routing once."""
+    for stage in dict.fromkeys(load.stage for load in loads):
+        rows = [row for call in expert_choices(run, stage, routing) for layer in call for _, row in layer]
+        mine = [load for load in loads if load.stage == stage]
+        yield Recount(stage, "all ranks", "pairs", sum(load.pairs for load in mine), sum(map(len, rows)))
+        yield Recount(stage, "all ranks", "number", len({load.rank for load in mine}), run.mesh.world)
 
 
 # --- Borders ---------------------------------------------------------------------------------------------------------

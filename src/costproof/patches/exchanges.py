@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -251,15 +251,29 @@ class ExchangingExperts:
     """
 
     def __init__(
-        self, splits: Mapping[int, tuple[Sequence[int], Sequence[int]]], experts: Any, ep_mesh: Any, tp_mesh: Any
-    ) -> None:
-        """Take the numbers of pairs that go to and come from each rank, by the identity of the layer's experts."""
+        self, splits: Mapping[int, Mapping[int, tuple[Sequence[int], Sequence[int]]]], experts: Any, ep_mesh: Any,
+        tp_mesh: Any,
+    ) -> None:  # fmt: skip
+        """Take the numbers of pairs that go to and come from each rank.
+
+        Args:
+            splits: by the identity of the layer's experts, and by the number of tokens of a call.
+        """
         self.forward, self.held, self.mesh = experts.forward, int(experts.num_experts), ep_mesh
-        self.sent, self.got = map(list, splits[id(experts)])
+        self.splits, self.alike = splits[id(experts)], tp_mesh
 
     def __call__(self, hidden: Any, chosen: Any, weights: Any) -> Any:
         import torch
+        from torch.distributed.tensor import DTensor, Replicate, Shard
 
+        self.sent, self.got = map(list, splits_in(self.splits, hidden))
+        if self.alike.size() > 1:  # each sends a slice of the tokens that all of them have
+            hidden, chosen, weights = (
+                DTensor.from_local(x, self.alike, [Replicate()], run_check=False)
+                .redistribute(self.alike, [Shard(0)])
+                .to_local()
+                for x in (hidden, chosen, weights)
+            )
         ids, places = chosen.reshape(-1).sort()
         load = torch.zeros(self.held * self.mesh.size(), dtype=torch.long, device=hidden.device)
         load.scatter_add_(0, ids, torch.ones_like(ids))
@@ -272,13 +286,25 @@ class ExchangingExperts:
         ordered = torch.empty_like(back)
         ordered[places] = back
         parts = ordered.view(chosen.shape[0], chosen.shape[1], -1) * weights.unsqueeze(2)
-        return parts.sum(dim=1)
+        result = parts.sum(dim=1)
+        if self.alike.size() == 1:
+            return result
+        every: Any = DTensor.from_local(result.contiguous(), self.alike, [Shard(0)], run_check=False)
+        return every.full_tensor()
 
     def _exchange(self, tensor: Any, into: list[int] | None, out_of: list[int] | None) -> Any:
         from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 
         wait: Any = wait_tensor
         return wait(all_to_all_single(tensor.contiguous(), into, out_of, self.mesh.get_group()))
+
+
+S = TypeVar("S")
+
+
+def splits_in(splits: Mapping[int, S], hidden: Any) -> S:
+    """Return the numbers of pairs in a call on these tokens; those of the only call if there is one."""
+    return next(iter(splits.values())) if len(splits) == 1 else splits[int(hidden.shape[0])]
 
 
 class SharedTokens:

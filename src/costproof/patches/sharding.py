@@ -124,7 +124,7 @@ class Distributed:
         rank: int,
         stages: int = 1,
         batches: int = 1,
-        splits: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
+        splits: Sequence[Mapping[int, tuple[Sequence[int], Sequence[int]]]] = (),
         sequence: SharedSequence | None = None,
         sequences: tuple[int, ...] = (),
     ) -> None:
@@ -138,7 +138,8 @@ class Distributed:
             stages: number of pipeline stages; see :func:`cut_to_stage`.
             batches: number of groups of ranks with separate batches that share experts.
             splits: numbers of pairs of a token and an expert that this rank sends to each rank that shares experts, and
-                receives from it, in each layer with experts; empty if ranks gather tokens.
+                receives from it, in each layer with experts, by the number of tokens of a call; empty if ranks gather
+                tokens.
             sequence: how ranks share a sequence; ranks of one layer are adjacent, then those of one stage.
             sequences: number of sequences in each of the ``batches``, if these are unequal.
         """
@@ -390,7 +391,8 @@ def _distribute(
                 apply_tensor_parallelism(model, meshes[0], dict(tensor))
         if expert:
             with registered(implementation) as name:
-                form = "auto" if meshes[0].size() == meshes[1].size() else name
+                gathers = getattr(implementation, "func", implementation) is GatheringExperts
+                form = "auto" if gathers and meshes[0].size() == meshes[1].size() else name
                 apply_expert_parallelism(model, meshes[1], meshes[0], dict(expert), ep_implementation=form)
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error

@@ -200,6 +200,17 @@ def _further(found: Fits) -> str:
     return plural(found.next_token_modules, "MTP module")
 
 
+def _further_line(found: Fits) -> str:
+    """Return a line with the MTP modules of all ranks, and the copies by which they exceed one device."""
+    metric = "resident_bytes"
+    every = sum(len(row.ranks) * row.stages[""][metric] for row in found.next_token_ranks)
+    copies = [d for d in found.next_token_copies if d.metric == metric]
+    more = sum(d.amount for d in copies)
+    named = ", ".join(f"{d.what} {human(d.amount, 'B')}" for d in copies)
+    of = f"{_further(found)} on all ranks: {human(every, 'B')}, those of one device {human(every - more, 'B')}"
+    return f"{of} and copies: {named}." if copies else f"{of}."
+
+
 def _at_most(found: Fits) -> str:
     return "" if found.is_live_exact else ", at most"
 
@@ -259,6 +270,7 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     """Return lines that answer common questions: cache bytes per token, the largest batch, the longest text."""
     lines = [_copies(found)] if found.count is not None and found.verdict == "fits" else []
     lines += [] if found.rank is None else [_rank_line(found)]
+    lines += [_further_line(found)] if found.next_token_ranks else []
     if found.token_bytes and not _unknown_cache(found):
         lines.append(f"One more token of text takes {exact(found.token_bytes)} B of cache in each sequence.")
     by_cache, by_peak, by_bound = (

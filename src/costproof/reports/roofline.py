@@ -116,6 +116,7 @@ def document(found: Roofline, form: Form) -> Document:
             *omission_notes(found),
             *unpacking_blocks(found),
             *expert_sentences(found),
+            *routed_blocks(found),
             by_part,
             memory_share_sentence(found),
         ]
@@ -131,6 +132,7 @@ def document(found: Roofline, form: Form) -> Document:
     body += [" ".join(omission_notes(found))] if omission_notes(found) else []
     body += unpacking_blocks(found)
     body += [Items(tuple(expert_sentences(found)))] if found.experts else []
+    body += routed_blocks(found)
     body += [DocumentSection("Parts that take longest", [by_part, memory_share_sentence(found)])]
     body += link_sections(found, text=False)
     body += [DocumentSection("Borders", [Items(tuple(map("; ".join, solved)))])] if solved else []
@@ -299,6 +301,27 @@ def expert_sentences(found: Roofline) -> list[str]:
     for one in found.experts:
         groups.setdefault((one.stage, one.part), []).append(one)
     return [_experts(*place, layers) for place, layers in groups.items()]
+
+
+ROUTED: Final = ("Stage", "Rank", "Pairs", "Touched a layer", "Weights read", "FLOPs of experts", "Sent")
+
+
+def routed_blocks(found: Roofline) -> list[Block]:
+    """Return the table of the loads of all ranks under a given routing, and sentences on the most and least loaded."""
+    rows, said = [], []
+    for stage in dict.fromkeys(load.stage for load in found.routed_ranks):
+        loads = [load for load in found.routed_ranks if load.stage == stage]
+        for x in loads:
+            sent = ", ".join(f"{form} {human(size, 'B')}" for form, size in x.sent.items()) or "in one batch"
+            read, work = human(x.read_bytes, "B"), human(x.expert_flops, "FLOP")
+            rows.append((x.stage, str(x.rank), exact(x.pairs), f"{float(Fraction(x.touched)):.4g}", read, work, sent))
+        most, least = (of(loads, key=lambda x: x.pairs) for of in (max, min))
+        mean = Fraction(sum(x.pairs for x in loads), len(loads))
+        said.append(
+            f"{stage}: rank {most.rank} has the most pairs of a token and an expert, {exact(most.pairs)}, rank "
+            f"{least.rank} the fewest, {exact(least.pairs)}; {float(mean):.6g} in the mean."
+        )
+    return [Table(ROUTED, "lrrrrrl", rows), Items(tuple(said))] if rows else []
 
 
 def _experts(stage: str, part: str, layers: list[TouchedExperts]) -> str:

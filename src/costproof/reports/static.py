@@ -79,7 +79,7 @@ DISPATCH: Final = (
     "Ways in which tokens reach the experts of other ranks; the costs of this report are those of {counted}."
     " bound: the most that any routing needs; uniform: the mean if every choice that the router may make is equally"
     " likely.{given} A rank sends copies of its tokens, and the results of the copies that it gets. Nodes of by-node"
-    " are those of h100-sxm; ranks with the same place in their node exchange. Left out: the numbers and weights of"
+    " are those of {nodes}; ranks with the same place in their node exchange. Left out: the numbers and weights of"
     " chosen experts, collectives along tp, and copies inside a node of by-node. A low-latency copy has a header of 16"
     " B."
 )
@@ -337,10 +337,12 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
         if to := receiver_rows(found):
             heads = ("Stage", "Call", "Form", "Copies to each")
             body.append(Table(heads, "llll", to, title=f"Copies of tokens of rank {found.rank} by receiver, as given"))
-        pairs = any(c.kind == "all_to_all" and c.group == EP_BATCHES for c in found.collectives)
+        pairs = any(c.kind == "all_to_all" and c.group in (EP_BATCHES, "ep") for c in found.collectives)
         given = ROUTED.format(run="all-to-all is also what" if pairs else "it is none of what") if to else ""
         counted = "all-to-all" if pairs else "all-gather, which hold for any routing"
-        body.append(Note(DISPATCH.format(counted=counted, given=given)))
+        sizes = {d.node for d in found.dispatches} - {None}
+        nodes = (found.nodes_of or "h100-sxm") + "".join(f", of {size} ranks" for size in sizes)
+        body.append(Note(DISPATCH.format(counted=counted, given=given, nodes=nodes)))
     return DocumentSection(f"Ranks: {plural(found.mesh.world, 'device')}, {found.mesh.text}", body, id="ranks")
 
 
@@ -350,8 +352,9 @@ def _sums(found: Parallel) -> str:
     named, others = (
         [i.title for m, i in EVERY_METRIC.items() if m in of] for of in (found.summed, known - {*found.summed})
     )
-    more = NOT_SUMMED.format(metrics=", ".join(others)) if others else ""
-    return SUMS.format(metrics=", ".join(named)) + more
+    check_recounts([Recount("", "the sentence on sums over ranks", "metrics", len(named) + len(others), len(known))])
+    more = NOT_SUMMED.format(metrics="; ".join(others)) if others else ""
+    return SUMS.format(metrics="; ".join(named)) + more
 
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
@@ -392,11 +395,12 @@ def dispatch_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 def receiver_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for each method with the copies to each rank, or node, under a given routing."""
     first = found.mesh.group("ep", found.rank)[0] if found.dispatches else 0
-    named = {"by-node": "nodes from 0"}
+    named = {"by-node": "nodes"}
     return [
         (d.stage, d.invocation, d.form,
-         f"{named.get(d.form, f'ranks from {first}')}: {', '.join(map(exact, d.sent_to))}")
-        for d in found.dispatches if d.sent_to
+         # Receivers divide the ranks of the group evenly: the first node is that of the first rank.
+         f"{named.get(d.form, 'ranks')} from {first * len(to) // found.mesh.ep}: {', '.join(map(exact, to))}")
+        for d in found.dispatches if (to := d.sent_to)
     ]  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from costproof.models.target import (
 )
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.parametric.cache_checks import padding_recounts
+from costproof.parametric.rank_checks import note_recounts
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.reports.report import Report
 from costproof.run.count_lock import count_lock, count_then_restore
@@ -138,6 +139,8 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         error = _input_error(run)
         if error is not None and error.what == GRADIENTS:
             raise error
+    if dynamic is not None:
+        check_recounts(note_recounts(dynamic.ledger.notes, workload, target.info().symbols))
     ledgers = {s: x if s == "analytic" else in_cache_format(x, target, workload) for s, x in ledgers.items()}
     mesh = workload.mesh  # a checkpoint is of the whole model, not of a rank's part
     whole = mesh.tp == mesh.ep == mesh.pp == mesh.fsdp == 1

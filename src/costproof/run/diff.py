@@ -15,6 +15,7 @@ from costproof.compare.diff.parts import one_sided_parts
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import Bug
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import ConfigValue
 from costproof.models.target import WithKeys
 from costproof.opgraph.rules.files import Files
@@ -36,6 +37,7 @@ def diff(
     base_config: str | os.PathLike[str] | None = None,
     rules: Files = (),
     trust_remote_code: bool = False,
+    progress: Progress = silent,
 ) -> Diff:
     """Compare the costs of two operands, and attribute the difference to changed parts; formulas need no torch.
 
@@ -49,13 +51,14 @@ def diff(
         base_config: likewise, of the base.
         rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
+        progress: is told how far exports of targets without formulas are.
 
     Raises:
         BadInput: an operand is none of these.
         Incomplete: the two have no source in common.
     """
     check_counted(rules, trust_remote_code, base, head)
-    read = partial(read_operand, rules=rules, trust_remote_code=trust_remote_code)
+    read = partial(read_operand, rules=rules, trust_remote_code=trust_remote_code, progress=progress)
     sides = read(base, base_config), read(head, config)
     if (sides[0].exported is None) != (sides[1].exported is None):
         # One side has no formulas: compare the sources that both sides have.

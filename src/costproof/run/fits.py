@@ -32,15 +32,24 @@ from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Recount, check_recounts, first_problem
-from costproof.ledger.mesh import PAIRS, RANK
+from costproof.ledger.mesh import PAIRS, RANK, Parallel
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload, cache_counted
 from costproof.models.cache_dtype import BlockedCache
-from costproof.models.native import NOT_KNOWN
-from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, WithStorage, sharded
+from costproof.models.native import NOT_KNOWN, largest_matrix
+from costproof.models.target import (
+    Exportable,
+    Sharded,
+    Target,
+    WithBlocks,
+    WithFormulas,
+    WithMemory,
+    WithStorage,
+    sharded,
+)
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.cache_checks import format_recounts
 from costproof.parametric.memory_checks import (
@@ -59,13 +68,14 @@ from costproof.run.graph_limits import CACHE, GraphRun, block_limits, graph_peak
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, baseline_by_formulas, check_counted, export_target, read_operand
 from costproof.run.peaks import gathered_bytes
-from costproof.run.stored import stored_checkpoint
+from costproof.run.stored import further_of_ranks, stored_checkpoint
 from costproof.storage.checkpoint import StoredCheckpoint
 
 BLOCKS: Final = (
     "the cache is kept in blocks, no prefix is shared: the most that a call holds counts, and with the live peak, to "
     "which a layer adds its blocks when it writes, it is an upper bound"
 )
+FURTHER_LAST: Final = "MTP modules are on the last stage of the pipeline, as in vLLM (GPUModelRunner)"
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings whose limits are searched."""
 _RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
@@ -121,9 +131,9 @@ def fits(
     found = read(target)
     mesh = found.baseline.workload.mesh
     several = devices is not None and (devices.count or 1) > 1
-    if next_token and (several or not mesh.one or found.origin is None):
-        what = "the weights of MTP modules are those of a target on one device"
-        raise BadInput(what, where="--mtp", expected="0, or one device", got=next_token)
+    if next_token and found.origin is None:
+        what = "a file has no MTP modules: their weights are counted of a target"
+        raise BadInput(what, where="--mtp", expected="0, or a target with settings", got=next_token)
     if devices is not None and several and mesh.one and isinstance(target, str) and sharded(found.target) is not None:
         answer = _smallest_mesh(target, devices.count or 1, read, room)
         check_recounts([Recount("memory", "devices", "number", answer.count or 0, devices.count or 0)])
@@ -175,6 +185,8 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
                 continue
             routed = "text_experts" in side.baseline.target.symbols
             held = _formula_weights(side.baseline)
+            if held is not None and room.next_token and tp > 1:
+                held += _further(side, room.next_token)[0]
             found = None if held is not None and held > room.room else _of_all_ranks(spread, side, room)
             tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))
             if found is not None:
@@ -258,7 +270,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
     quantised, unknown = _stored_weights(read.origin, of.next_token)
     without = quantised if not of.next_token else _stored_weights(read.origin, 0, plain=True)[0]
-    further = 0 if quantised is None or without is None else quantised.totals.bytes - without.totals.bytes
+    further, every = _further(read, of.next_token)
     weights = None if quantised is None and "weights" in side.target.quantised else weights
     held = weights if quantised is None or without is None else quantised.totals.bytes - without.buffer_bytes
     # A checkpoint is that of all ranks, in the dtype that its configuration names.
@@ -266,11 +278,14 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     converted = quantised is not None and getattr(read.origin, "dtype", None) not in (None, dtype)
     if quantised is not None and (converted or not side.workload.mesh.one):
         resident = folded.total("resident_bytes")
-        held = None if resident is None or buffers is None else resident - buffers
+        held = None if resident is None or buffers is None else resident - buffers + further
+        quantised, weights = (None, None) if resident is None else (quantised, weights)  # as notes say why
     if converted and of.next_token:
         what = "the weights of MTP modules are counted in the dtype of the checkpoint"
         raise BadInput(what, where="--dtype, --mtp", expected=getattr(read.origin, "dtype", None), got=dtype)
-    unpacked = quantised.largest_matrix * element if quantised is not None and quantised.formats else None
+    unpacked = None
+    if quantised is not None and quantised.formats:
+        unpacked = _largest_matrix(read, quantised if without is None else without) * element
     if side.workload.mesh.fsdp > 1:
         unpacked = gathered_bytes(read.target, side.workload)
         held = None if unpacked is None else held
@@ -295,6 +310,8 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         stored_format="" if quantised is None else ", ".join(quantised.formats),
         next_token_modules=of.next_token,
         next_token_bytes=further,
+        next_token_ranks=() if every is None else every.ranks,
+        next_token_copies=() if every is None else every.duplicates,
         unpacked_bytes=unpacked,
         buffers_bytes=buffers,
         attributes_bytes=side.attributes_bytes,
@@ -310,14 +327,31 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         notes=(
             *(side.notes if quantised is None else _without_unknown(side.notes)),
             *unknown, *why, *((ONE_ROUTING if routed else EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
+            *((FURTHER_LAST,) if every is not None and side.workload.mesh.pp > 1 else ()),
             *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
             *((f"weights that are not quantised are in {dtype}, unlike stored ones",) if converted else ()),
         ),
         rank=None if side.workload.mesh.one else side.workload.rank,
-        binding_ranks=() if held is None else _binding_ranks(read.target, side.workload),
+        binding_ranks=() if held is None else _binding_ranks(read.target, side.workload, every),
     )  # fmt: skip
     return _with_graph(answer if blocked is None else _in_blocks(answer, blocked, by_stage), read)
+
+
+def _largest_matrix(read: Operand, stored: StoredCheckpoint) -> int:
+    """Return the number of weights of the largest quantised matrix, on a mesh that of the counted rank's parts.
+
+    Args:
+        stored: the checkpoint without MTP modules, whose matrices are those of a layer of the decoder.
+    """
+    run, model = read.baseline.workload, read.target
+    if run.mesh.one or run.mesh.fsdp > 1 or not isinstance(model, WithFormulas):
+        return stored.largest_matrix
+    one, own = (largest_matrix(model, of) for of in (run.on_mesh(), run))
+    if one is None or own is None:
+        return stored.largest_matrix
+    check_recounts([Recount("memory", "all quantised weights", "largest matrix", one, stored.largest_matrix)])
+    return own
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:
@@ -422,15 +456,33 @@ def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory
     return live, ()
 
 
-def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]:
-    """Return the ranks with the most bytes of weights and cache; empty if the run is not sharded."""
+def _further(read: Operand, modules: int) -> tuple[int, Parallel | None]:
+    """Return the bytes of MTP modules on the counted rank, and on several devices those that each rank holds."""
+    found, without = (_stored_weights(read.origin, n, plain=True)[0] for n in (modules, 0)) if modules else (None, None)
+    if found is None or without is None or read.origin is None:
+        return 0, None
+    one, run, model = found.totals.bytes - without.totals.bytes, read.baseline.workload, sharded(read.target)
+    if run.mesh.one or model is None:
+        return one, None
+    every = further_of_ranks(read.origin, model, run, modules, (one, found.params - without.params))
+    return next(row.stages[""]["resident_bytes"] for row in every.ranks if run.rank in row.ranks), every
+
+
+def _binding_ranks(target: Target | None, workload: Workload, further: Parallel | None = None) -> tuple[int, ...]:
+    """Return the ranks with the most bytes of weights and cache; empty if the run is not sharded.
+
+    Args:
+        further: MTP modules on the ranks.
+    """
     if workload.mesh.one or not isinstance(target, Sharded):
         return ()
     held: dict[int, list[int]] = {}
     for row in count_ranks(target, workload, evaluate_formulas(target, workload)).ranks:
         weights = row.stages[""]["weight_bytes"]
         cache = sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
-        held.setdefault(weights + cache, []).extend(row.ranks)
+        for rank in row.ranks:
+            more = (m.stages[""]["weight_bytes"] for m in further.ranks if rank in m.ranks) if further else ()
+            held.setdefault(weights + cache + sum(more), []).append(rank)
     found = tuple(sorted(held[max(held)]))
     check_recounts(binding({rank: size for size, ranks in held.items() for rank in ranks}, found))
     return found
@@ -529,12 +581,17 @@ def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: 
     Args:
         cached: whether the run makes a cache.
 
-    Branches: a batch of 1 is a number in a graph, so that the graphs of a batch of 2 give the limits of the batch.
+    Branches: a batch of 1 is a number in a graph. The limit of the batch follows from equal parts of the cache, or else
+    from the graphs of a batch of 2.
     """
     for setting in SETTINGS:
         yield from run.live_limit(setting, certain + unpacked, room)
         of = run
         if cached and setting == "batch" and run.workload.batch == 1 and certain <= room:
+            parts = [*replace(run, in_parts=True).limits(setting, certain, room)]
+            if all(limit.outcome != "not solved" for limit in parts):
+                yield from parts
+                continue
             with suppress(BadInput, Incomplete):  # otherwise the limit is not solved, for this reason
                 of = export_target(run.target, replace(run.workload, batch=2), run.progress).exported or run
         if cached:

@@ -14,6 +14,7 @@ from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.progress import Progress, silent
 from costproof.run.operand_files import OperandInput, baseline_at, check_cut_alike, has_parts, of_stages
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def gate(
     today: date | None = None,
     rules: Files = (),
     trust_remote_code: bool = False,
+    progress: Progress = silent,
 ) -> Gate:
     """Judge whether a change may pass; torch is not needed.
 
@@ -42,6 +44,7 @@ def gate(
         today: decides which allowances of the policy are still valid (default: the current day).
         rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
+        progress: is told how far exports of targets without formulas are.
 
     Raises:
         BadInput: an operand or the policy is invalid.
@@ -52,7 +55,7 @@ def gate(
         from costproof.run.operands import check_counted
 
         check_counted(rules, trust_remote_code, base, head)
-    read = partial(_side, rules=rules, trust_remote_code=trust_remote_code)
+    read = partial(_side, rules=rules, trust_remote_code=trust_remote_code, progress=progress)
     try:
         old = read(base, base_config)
     except BadInput as error:
@@ -76,9 +79,9 @@ def _names_a_file(given: str | os.PathLike[str]) -> bool:
     return Path(given).suffix == ".json" and not os.fspath(given).startswith("hf:")
 
 
-def _side(given: OperandInput, config: str | os.PathLike[str] | None, **trust: Any) -> Baseline:
+def _side(given: OperandInput, config: str | os.PathLike[str] | None, **choices: Any) -> Baseline:
     if isinstance(given, Capture | Baseline) or config is not None or not _names_a_file(given):
         from costproof.run.operands import read_operand  # loads the targets, which takes longer than to decide
 
-        return read_operand(given, config, **trust).baseline
+        return read_operand(given, config, **choices).baseline
     return baseline_at(os.fspath(given))

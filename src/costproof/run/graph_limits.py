@@ -6,6 +6,7 @@ as long as the conditions of the exports hold; beyond them another graph may run
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -37,6 +38,8 @@ _PAST: Final = (MetricTerm("kv_read_bytes", lambda node: node.stage == "prefill"
 """The cache bytes present before the prefill, which are those that the prefill reads."""
 _FAR: Final = 2**40
 """Largest setting value that is searched."""
+_UNEVEN: Final = re.compile(r"\b(floor|ceiling|Mod)\(")
+"""Matches a function of a size that grows in steps."""
 _MOST_EXPORTS: Final = 20
 """Number of values that are tried with exported graphs before a limit counts as not solved."""
 _Sizes = Mapping[tuple[str, str], Mapping[str, int]]
@@ -62,7 +65,12 @@ class GraphRun:
     """Memoized graph peaks of the stages, by (batch, text tokens)."""
     holding: list[tuple[str, frozenset[str], tuple[Condition, ...]]] = field(default_factory=list, compare=False)
     """Memoized result of :meth:`_graphs`."""
+    confirmed: dict[str, Mapping[int, int]] = field(default_factory=dict, compare=False)
+    """What :func:`~costproof.tracers.peaks.calls.released_peaks` has shown of the whole model."""
     progress: Progress = field(default=silent, compare=False)
+    in_parts: bool = False
+    """Whether the cache of a batch is taken as that of batch 1 for each sequence, which is then shown where it counts.
+    """
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
         """Yield the first setting value at which the cache and the constant bytes together exceed the memory.
@@ -104,8 +112,13 @@ class GraphRun:
         yield MemoryLimit(setting, "weights and cache", "from", at, points)
 
     def token_bytes(self) -> int | None:
-        """Return the bytes that one more token of text adds to the cache of a sequence; ``None`` if it is not known."""
+        """Return the bytes that one more token of text adds to the cache of a sequence; ``None`` if it is not known.
+
+        Nor is it if the cache grows unevenly, as where every fourth token is compressed with those before it.
+        """
         setting, own = "text_tokens", self.workload.text_tokens
+        if any(_UNEVEN.search(node.exprs.get("kv_cache_bytes", "")) for node in self._cached()):
+            return None
         try:
             self._check_graphs(setting, [own, own + 1])
             more = self._cache(setting, own + 1) - self._cache(setting, own)
@@ -254,7 +267,7 @@ class GraphRun:
         """Return :func:`graph_peaks` of this run with the batch and the tokens of a workload, memoized."""
         key = workload.batch, workload.text_tokens
         if key not in self.peaks:
-            self.peaks[key] = graph_peaks(self.target, workload, self.progress)
+            self.peaks[key] = graph_peaks(self.target, workload, self.progress, self.confirmed)
         return self.peaks[key]
 
     def _at(self, setting: str, at: int) -> Workload:
@@ -284,6 +297,8 @@ class GraphRun:
         """
         sizes = self._sizes(setting, at)
         found = 0
+        if self.in_parts and setting == "batch":
+            return at * replace(self, in_parts=False)._cache(setting, 1)
         for node in self._cached():
             size = node.cost("kv_cache_bytes")
             if "kv_cache_bytes" in node.exprs:
@@ -328,6 +343,9 @@ class GraphRun:
         Raises:
             _NotKnownError: an export has a constant in place of the setting, or one of its conditions fails.
         """
+        if self.in_parts and setting == "batch":
+            self._check_parts(places)
+            return
         own: int = getattr(self.workload, setting)
         before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
         for stage, free, conditions in self._graphs():
@@ -346,6 +364,23 @@ class GraphRun:
                         )
                     if unmet := next((c.text for c in conditions if not c.holds(values)), ""):
                         raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
+
+    def _check_parts(self, places: list[int]) -> None:
+        """Check that the cache that a step gets has equal parts for all sequences, at batches and at batch 1.
+
+        Raises:
+            _NotKnownError: it has not, or no step gets one.
+        """
+        require("trace", "the cache of a step")
+        from costproof.tracers.equal_layers import truncated_by_kinds
+        from costproof.tracers.peaks.calls import cache_held  # imports torch
+
+        with count_lock():
+            cut = truncated_by_kinds(self.target, self.workload)
+            target = self.target if cut is None else cut[0]
+            one = cache_held(target, self._at("batch", 1))
+            if not one or any(cache_held(target, self._at("batch", at)) != at * one for at in places):
+                raise _NotKnownError("the cache of a batch is not that of each of its sequences")
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
         """Return (stage, symbols, conditions) of each export with a cache; equal layers are exported once."""
@@ -375,8 +410,16 @@ class GraphRun:
         return found
 
 
-def graph_peaks(target: Exportable, workload: Workload, progress: Progress = silent) -> dict[str, int]:
+def graph_peaks(
+    target: Exportable,
+    workload: Workload,
+    progress: Progress = silent,
+    confirmed: dict[str, Mapping[int, int]] | None = None,
+) -> dict[str, int]:
     """Return the graph peak of each stage.
+
+    Args:
+        confirmed: what was shown of the whole model at other sizes, to which this call adds.
 
     Raises:
         Incomplete: a peak is unknown.
@@ -385,7 +428,7 @@ def graph_peaks(target: Exportable, workload: Workload, progress: Progress = sil
     from costproof.tracers.peaks.calls import released_peaks  # imports torch
 
     with count_lock():
-        return released_peaks(target, workload, progress)
+        return released_peaks(target, workload, progress, confirmed)
 
 
 def _on_line(peaks: Mapping[int, int], room: int) -> int:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from costproof.configs.config import KEYS_IN_FILE, key_named, keys_of
-from costproof.ledger.baseline import Baseline, fold_capture
+from costproof.estimate.routing import ROUTINGS, RoutedRank, is_table, no_formulas_error, stored_routing
+from costproof.ledger.baseline import Baseline, Folded, fold_capture
 from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
-from costproof.ledger.errors import BadInput, no_such
+from costproof.ledger.errors import BadInput, Recount, check_recounts, no_such
+from costproof.ledger.mesh import DISPATCH, PAIRS, PLAN, RANK
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import ROWS, Workload
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.specs import RUNS_ALL
-from costproof.models.target import Exportable, Target, WithKeys
+from costproof.models.target import Exportable, Target, WithKeys, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.targets import evaluate_formulas
+from costproof.parametric.targets import GivenRank, count_given, evaluate_formulas, whole_prompt
+from costproof.parametric.time_checks import all_load_recounts, load_recounts
 from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import GraphRun
 from costproof.run.operand_files import OperandInput, file_at, is_revision
@@ -84,6 +88,23 @@ def read_operand(
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
     return _of_file(*file_at(text))
+
+
+def on_devices(found: Operand, given: OperandInput, count: int, read: Callable[[OperandInput], Operand]) -> Operand:
+    """Return an operand for a number of devices; a target that names no mesh and can be split gets a ``tp`` of it.
+
+    Args:
+        found: the operand as it was read.
+        given: what names it.
+        count: number of devices.
+        read: function that reads it.
+    """
+    one = found.baseline.workload.mesh.one
+    if count == 1 or not one or not isinstance(given, str) or sharded(found.target) is None:
+        return found
+    found = read(f"{given},tp={count}")
+    check_recounts([Recount("", "a run without a mesh", "tp", found.baseline.workload.mesh.tp, count)])
+    return found
 
 
 def _of_file(baseline: Baseline, capture: Capture | None) -> Operand:
@@ -165,7 +186,7 @@ def target_with_settings(
     """
     name = _name_of(text)
     rest = text.removeprefix(name)
-    preset, *pairs = rest.removeprefix("@").split(",") if rest else [""]
+    preset, *pairs = _with_paths(rest.removeprefix("@").split(",")) if rest else [""]
     if "=" in preset.partition(":")[0]:
         fix = f"{name},{rest[1:]} for the default workload, {name}@PRESET,{rest[1:]} for another: costproof workloads"
         expected = "a preset, and the settings after commas"
@@ -176,8 +197,8 @@ def target_with_settings(
     keys: dict[str, Any] = {}
     for pair in pairs:
         option, equals, value = pair.partition("=")
-        if not equals and next(reversed(workload), "") == ROWS:  # rows are divided by commas, too
-            workload[ROWS] += f",{pair}"
+        if not equals and (last := next(reversed(workload), "")) in (ROWS, PAIRS):  # which commas divide, too
+            workload[last] += f",{pair}"
             continue
         if not equals:
             raise BadInput("this is not a setting", where=text, expected="NAME=VALUE", got=pair[:80])
@@ -199,6 +220,86 @@ def target_with_settings(
     if isinstance(target, WithKeys):
         target = target.with_keys(keys) if keys else target
     return target, build_workload(target, asked.workload)
+
+
+def _with_paths(parts: list[str]) -> list[str]:
+    """Return the parts of an operand between commas, with those joined that are the path of one file."""
+    found: list[str] = []
+    while parts:
+        setting, _, path = parts[0].partition("=")
+        ends = range(len(parts), 1, -1) if setting in (PAIRS, PLAN) else ()
+        last = next((i for i in ends if os.path.exists(",".join((path, *parts[1:i])))), 1)
+        found.append(",".join(parts[:last]))
+        parts = parts[last:]
+    return found
+
+
+def read_routed(
+    target: OperandInput, routing: str | os.PathLike[str], read: Callable[[OperandInput], Operand]
+) -> tuple[Operand, str]:
+    """Read an operand of which a routing is given, and return the file of its routing; empty without one.
+
+    On a mesh whose ranks have batches of their own a routing file is the one that ``--pairs`` names, so both are one
+    setting: the run has it, whichever option names it.
+
+    Args:
+        routing: ``bound``, ``uniform``, or a file.
+
+    Raises:
+        BadInput: the run has another routing already.
+    """
+    file = "" if routing in ROUTINGS else os.fspath(routing)
+    exchanges = isinstance(target, str) and bool(file) and f",{DISPATCH}=all-to-all" in target
+    if exchanges and f",{PAIRS}=" not in str(target):  # which needs the pairs to be read at all
+        return read(f"{target},{PAIRS}={file}"), stored_routing(file)
+    found = read(target)
+    mesh, known = found.baseline.workload.mesh, str(found.baseline.workload.inputs.get(PAIRS, ""))
+    if known and (is_table(known) or mesh.ep == 1):
+        known = ""
+    if not file or mesh.ep == 1:
+        return found, known if routing == "bound" else ""
+    stored = stored_routing(file)
+    if known and known.partition(" sha256:")[2] != stored.partition(" sha256:")[2]:
+        what = "two routings of one run"
+        raise BadInput(what, where=f"--routing, --{PAIRS}", expected="one of them", got=f"{known}, {stored}"[:160])
+    if mesh.batches > 1 and not known and isinstance(target, str):
+        found = read(f"{target},{PAIRS}={file}")
+    return found, stored
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRouting:
+    """A routing file of a run on a mesh with ``ep``, and the target whose ranks it is counted for."""
+
+    target: WithKeys | None
+    routing: str
+    """As :func:`~costproof.estimate.routing.stored_routing` returns it."""
+    node: int | None
+    """Number of devices per node; ``None`` for one node."""
+
+    def of_rank(self, workload: Workload, folded: Folded | None = None) -> GivenRank:
+        """Return the counts of a rank under this routing.
+
+        Raises:
+            BadInput: the routing does not match the run, or no formulas describe it.
+        """
+        target = sharded(self.target)
+        if target is None or self.target is None:
+            raise no_formulas_error()
+        if folded is None:
+            folded = baseline_by_formulas(self.target, workload).sources["analytic"]
+        found, whole = count_given(target, workload, folded, self.routing, self.node), whole_prompt(target, workload)
+        of_rank = found.folded, found.experts, found.loads
+        check_recounts(load_recounts(folded, *of_rank, whole, target.info().symbols, self.routing))
+        return found
+
+    def loads(self, workload: Workload) -> tuple[RoutedRank, ...]:
+        """Return the loads of all ranks, stage by stage."""
+        ranks = [replace(workload, inputs={**workload.inputs, RANK: rank}) for rank in range(workload.mesh.world)]
+        found = [load for run in ranks for load in self.of_rank(run).loads]
+        stages = {load.stage: i for i, load in reversed([*enumerate(found)])}
+        check_recounts(all_load_recounts(found, whole_prompt(self.target, workload), self.routing))
+        return tuple(sorted(found, key=lambda load: (stages[load.stage], load.rank)))
 
 
 def _count_target(

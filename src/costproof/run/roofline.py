@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 from math import lcm, prod
-from typing import Final, Literal, TypeGuard
+from typing import Final, Literal
 
 from costproof.estimate.arithmetic import (
     Arithmetic,
-    CallTerm,
     FormulaSum,
     MetricTerm,
     arithmetic_of,
@@ -20,18 +19,18 @@ from costproof.estimate.arithmetic import (
 )
 from costproof.estimate.hardware import Device
 from costproof.estimate.links import (
-    EXPERT_PRODUCTS,
     CollectiveBound,
     Devices,
     LinkBounds,
     LinkRates,
     RankTimes,
-    StageLinks,
-    by_rows,
     collective_bounds,
     devices_in,
     link_rates,
     mean_of_experts,
+    mean_terms,
+    scaled,
+    with_links,
 )
 from costproof.estimate.roofline import (
     BottleneckThreshold,
@@ -47,13 +46,14 @@ from costproof.estimate.roofline import (
     roof,
     unpacking_time,
 )
-from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
+from costproof.estimate.routing import RoutedRank, Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Baseline, Folded
-from costproof.ledger.errors import BadInput, Recount, check_recounts
+from costproof.ledger.errors import BadInput, check_recounts
 from costproof.ledger.mesh import DISPATCH, PAIRS, RANK, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
-from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.node import CostNode
 from costproof.ledger.plural import plural
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.target import WithKeys, sharded
 from costproof.opgraph.rules.files import Files
@@ -76,7 +76,16 @@ from costproof.parametric.time_checks import (
     unpacked_recounts,
 )
 from costproof.run.operand_files import OperandInput, check_whole
-from costproof.run.operands import Operand, baseline_by_formulas, check_counted, is_without_formulas, read_operand
+from costproof.run.operands import (
+    GivenRouting,
+    Operand,
+    baseline_by_formulas,
+    check_counted,
+    is_without_formulas,
+    on_devices,
+    read_operand,
+    read_routed,
+)
 
 ATTENTION: Final = "attention"
 """Operator kind of the matrix products of attention in formulas."""
@@ -96,6 +105,7 @@ def roofline(
     schedule: str | None = None,
     rules: Files = (),
     trust_remote_code: bool = False,
+    progress: Progress = silent,
 ) -> Roofline:
     """Return lower bounds of the time that a run takes on a device; torch is not needed.
 
@@ -114,6 +124,7 @@ def roofline(
         schedule: their order: ``gpipe``, ``1f1b`` (default), or ``interleaved:V`` with V parts of the model a stage.
         rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
+        progress: is told how far exports of a target without formulas are.
 
     Raises:
         BadInput: there is no such target, device or source, the device has no peak that bounds the dtype, or the
@@ -125,18 +136,24 @@ def roofline(
     check_counted(rules, trust_remote_code, target)
     if routing != "bound" and is_without_formulas(target, config, trust_remote_code=trust_remote_code):
         raise no_formulas_error()
-    read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
-    if (devices.count or 1) > 1 and read.baseline.workload.mesh.one and _splits(target, read):
-        read = read_operand(f"{target},tp={devices.count}", config, rules=rules, trust_remote_code=trust_remote_code)
-        check_recounts([Recount("", "a run without a mesh", "tp", read.baseline.workload.mesh.tp, devices.count or 0)])
+    reads = partial(read_operand, config=config, rules=rules, trust_remote_code=trust_remote_code, progress=progress)
+    read, given = read_routed(target, routing, reads)
+    read = on_devices(read, target, devices.count or 1, reads)
     side = read.baseline
     check_whole(side)
     mesh = side.workload.mesh
     devices.check(mesh)
     name, folded = choose_source(side, source)
     run_dtype, notes, shared = side.workload.dtype, side.notes, _sharing(side.workload)
-    if shared > 1:
+    if shared > 1 and not given:
         folded, notes = _mean_counts(folded, side.workload), (*notes, _MEAN)
+    loads: tuple[RoutedRank, ...] = ()
+    every = GivenRouting(read.target, given, devices.node_size) if given else None
+    experts: tuple[TouchedExperts, ...] = ()
+    if every is not None:
+        counted_of = every.of_rank(side.workload, folded)
+        folded, experts, notes = counted_of.folded, counted_of.experts, (*notes, _OF_FILE)
+        loads = every.loads(side.workload)
     arithmetic, dtype, said = device_arithmetic(device, folded, run_dtype, math, side.target.quantised)
     check_recounts(arithmetic_recounts(folded, run_dtype, math, device, (arithmetic, dtype)))
     notes += said + ((_GATHERED,) if mesh.fsdp > 1 else ()) + ((EQUAL_BATCHES,) if mesh.batches > 1 else ())
@@ -144,13 +161,12 @@ def roofline(
         notes = (*notes, _bubble(side, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)
     batch = None if read.target is None else SettingCurve(side, read.target, "batch")
-    kind: Routing = "bound"
-    experts: tuple[TouchedExperts, ...] = ()
-    if routing != "bound":
+    kind: Routing = "given" if given else "bound"
+    if routing != "bound" and not given:
         if mesh.ep > 1:
             raise BadInput(
-                "a routing applies only to devices that hold all experts",
-                where="--routing", expected="a mesh without ep", got=mesh.text,
+                "uniform routing applies only to devices that hold all experts",
+                where="--routing", expected="a mesh without ep, or a routing file", got=mesh.text,
                 fix="leave out --routing: then each call reads min(experts, tokens x top_k) experts",
             )  # fmt: skip
         if batch is None or (ledger := batch.regime(batch.own).ledger) is None:
@@ -169,7 +185,7 @@ def roofline(
         unsent = "" if rates is not None else f": {'unknown' if sent is None else f'{sent:,}'} B in {mesh.text}"
         notes = (*notes, *([f"{why}{unsent}"] if why else ()))
         if rates is not None and sent is not None:
-            bounded = _Ranks(read, of, arithmetic, rates, devices, routed=kind != "bound")
+            bounded = _Ranks(read, of, arithmetic, rates, devices, kind != "bound" and not given, every)
             links = bounded.links(folded, run, stages, parts)
             if name == "analytic" and (of_ranks := sharded(read.target)) is not None:
                 counted = count_ranks(of_ranks, side.workload, evaluate_formulas(of_ranks, side.workload))
@@ -186,7 +202,9 @@ def roofline(
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
     header = (side.conventions, side.target, side.workload, side.environment)
-    stored = "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics
+    # A run multiplies in its own dtype.
+    known = {"resident_bytes", UNPACKED} <= {*folded.metrics}
+    stored = "weights" in side.target.quantised and name != "dynamic" and known
     if stored and read.target is not None and not other:
         check_recounts(stored_work_recounts(read.target, side.workload, folded))
     # Another routing reads other experts, ranks share them unevenly, and another arithmetic needs other work.
@@ -205,13 +223,8 @@ def roofline(
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
-        stored, links, unpacking,
+        stored, links, unpacking, loads,
     )  # fmt: skip
-
-
-def _splits(target: OperandInput, read: Operand) -> TypeGuard[str]:
-    """Return whether an operand is a target with settings that can be split over devices."""
-    return isinstance(target, str) and sharded(read.target) is not None
 
 
 _GroupRates = Mapping[tuple[str, str, str], Fraction]
@@ -223,6 +236,12 @@ _GATHERED: Final = (
 _MEAN: Final = (
     "routed experts have the mean of the ranks that share them, tokens of all their batches x k / ep rows, which the "
     "slowest rank has at least"
+)
+
+
+_OF_FILE: Final = (
+    "routed experts have the rows, and read the weights, that the given routing sends to each rank; its tokens are "
+    "those of the whole batch, rank by rank, of ranks along tp slice by slice"
 )
 
 
@@ -247,6 +266,7 @@ class _Ranks:
     rates: LinkRates
     devices: Devices
     routed: bool
+    given: GivenRouting | None
 
     def axis_of(self, part: str, kind: str) -> str:
         """Return the mesh axis over which a part of the model runs a kind of collective."""
@@ -259,18 +279,22 @@ class _Ranks:
         """Return time bounds with communication, for the counted rank and, if there are formulas, every rank."""
         workload = self.read.baseline.workload
         sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
-        check_recounts(overlap_recounts(self.of, parts, sent, own := [_with_links(s, sent) for s in (*stages, run)]))
+        check_recounts(overlap_recounts(self.of, parts, sent, own := [with_links(s, sent) for s in (*stages, run)]))
         times = [RankTimes((workload.rank,), run.modules.seconds, own[-1].exposed_s, own[-1].overlapped_s)]
         target = None if self.routed else self.read.target
         if target is not None and (of_ranks := sharded(target)) is not None:
             counted = count_ranks(of_ranks, workload, evaluate_formulas(of_ranks, workload))
-            times = [t for row in counted.ranks for t in self._times(target, row.ranks, (folded, run, parts))]
+            groups = [row.ranks for row in counted.ranks]
+            if self.given is not None:  # whose ranks have tokens of their own
+                groups = [(rank,) for ranks in groups for rank in ranks]
+            times = [t for ranks in groups for t in self._times(target, ranks, (folded, run, parts))]
         times.sort(key=lambda t: (-Fraction(t.overlapped_s or 0), -Fraction(t.exposed_s or 0), t.ranks))
         rates, spread = self.rates, any(c.nodes > 1 for c in sent)
         figures = (rates.node, rates.interconnect, rates.network if spread else None)
         found = LinkBounds(workload.mesh.world, *figures, sent, tuple(own), tuple(times))
-        of_run = (target if sharded(target) else None, workload, run, self.of, self.arithmetic, self.devices)
-        check_recounts(rank_recounts(found, *of_run))
+        known = target if sharded(target) and self.given is None else None
+        of_run = (known, workload, run, self.of, self.arithmetic, self.devices)
+        check_recounts(rank_recounts(found, *of_run, every=sharded(target) is not None))
         return found
 
     def _times(
@@ -280,31 +304,19 @@ class _Ranks:
         workload, (folded, run, parts) = self.read.baseline.workload, known
         every = [replace(workload, inputs={**workload.inputs, RANK: rank}) for rank in ranks]
         if workload.rank not in ranks:
-            folded = baseline_by_formulas(target, every[0]).sources["analytic"]
-            folded = _mean_counts(folded, every[0]) if _sharing(every[0]) > 1 else folded
-            run, stages, parts = bounds(folded, self.of, self.arithmetic)
-            check_recounts(clock_recounts(self.of, folded, run, stages, parts, self.arithmetic))
+            given = None if self.given is None else self.given.of_rank(every[0]).folded
+            folded = given or baseline_by_formulas(target, every[0]).sources["analytic"]
+            folded = _mean_counts(folded, every[0]) if _sharing(every[0]) > 1 and given is None else folded
+            routed = given is not None
+            run, stages, parts = bounds(folded, self.of, self.arithmetic, routed=routed)
+            check_recounts(clock_recounts(self.of, folded, run, stages, parts, self.arithmetic, routed=routed))
         equal, axis_of = dict[tuple[CollectiveBound, ...], list[int]](), cache(self.axis_of)
         for other in every:
             sent = tuple(collective_bounds(folded, self.rates, other, axis_of))
             equal.setdefault(sent, []).append(other.rank)
         for sent, same in equal.items():
-            check_recounts(overlap_recounts(self.of, parts, sent, [found := _with_links(run, sent)]))
+            check_recounts(overlap_recounts(self.of, parts, sent, [found := with_links(run, sent)]))
             yield RankTimes((*same,), run.modules.seconds, found.exposed_s, found.overlapped_s)
-
-
-def _with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLinks:
-    """Return the time bounds of a stage including its collectives; of the whole run if ``stage`` is empty."""
-    here = [c for c in sent if stage.id in ("", c.stage)]
-    links = sum((Fraction(c.seconds) for c in here), Fraction(0))
-    work = stage.modules
-    if work.seconds is None or work.compute_s is None or work.memory_s is None:
-        return StageLinks(stage.id, sum(c.sent_bytes for c in here), str(links), None, None, None)
-    roofed, longest = Fraction(work.seconds), max(Fraction(work.compute_s), Fraction(work.memory_s))
-    return StageLinks(
-        stage.id, sum(c.sent_bytes for c in here), str(links), str(roofed + links), str(max(roofed, links)),
-        "links" if links > longest else work.bound,
-    )  # fmt: skip
 
 
 def _bubble(side: Baseline, schedule: str, microbatches: int) -> str:
@@ -402,14 +414,10 @@ def _link_borders(
     )
     for curve in along:
         for asked, names, sides in (
-            ("waits longer for its links than for its memory", ("links", "memory"), (sent, _times(moved, every))),
-            ("computes longer than it waits for its links", ("compute", "links"), (_times(compute, every), sent)),
+            ("waits longer for its links than for its memory", ("links", "memory"), (sent, scaled(moved, every))),
+            ("computes longer than it waits for its links", ("compute", "links"), (scaled(compute, every), sent)),
         ):
             yield from _border(curve, stage, asked, names, sides, "s", unit * every, shared=shared)
-
-
-def _times(terms: FormulaSum, factor: int) -> FormulaSum:
-    return tuple(replace(t, factor=t.factor * factor) if isinstance(t, MetricTerm) else t for t in terms)
 
 
 def _is_sent(stage: str, role: str, kind: str, node: CostNode) -> bool:
@@ -439,31 +447,6 @@ def _mixes(node: CostNode) -> bool:
     return bool(MIXING & set(node.role.split(".")))
 
 
-def _mean(terms: FormulaSum, ledger: Ledger, shared: int) -> FormulaSum:
-    """Return the formula terms multiplied by ``shared``, except those that grow with the rows of routed experts."""
-    outer = {node.role for node in ledger.nodes if node.kind == EXPERT_PRODUCTS}
-
-    def routed(node: CostNode) -> bool:
-        return any(node.role == role or node.role.startswith(f"{role}.") for role in outer)
-
-    found: list[MetricTerm | CallTerm] = []
-    for t in terms:
-        if not isinstance(t, MetricTerm) or not by_rows(t.metric):
-            found += _times((t,), shared)
-            continue
-        found.append(replace(t, nodes=partial(_both, t.nodes, routed)))
-        found.append(replace(t, nodes=partial(_but_not, t.nodes, routed), factor=t.factor * shared))
-    return tuple(found)
-
-
-def _both(one: Callable[[CostNode], bool], other: Callable[[CostNode], bool], node: CostNode) -> bool:
-    return one(node) and other(node)
-
-
-def _but_not(one: Callable[[CostNode], bool], other: Callable[[CostNode], bool], node: CostNode) -> bool:
-    return one(node) and not other(node)
-
-
 def _border(
     along: SettingCurve,
     stage: str,
@@ -487,7 +470,7 @@ def _border(
     if shared > 1:
         ledger = along.regime(along.own).ledger
         assert ledger is not None
-        sides, over = (_mean(sides[0], ledger, shared), _mean(sides[1], ledger, shared)), over * shared
+        sides, over = (mean_terms(sides[0], ledger, shared), mean_terms(sides[1], ledger, shared)), over * shared
     left, right = sides
     if not along.depends(left) and not along.depends(right):
         return

@@ -16,10 +16,12 @@ from costproof.configs.known_keys import harmless
 from costproof.ledger.attributes import attribute
 from costproof.ledger.environment import require
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput, CostproofError, Incomplete, Recount, check_recounts
+from costproof.ledger.mesh import RANK, Parallel
 from costproof.ledger.plural import plural
-from costproof.ledger.workload import FURTHER_TOKENS
+from costproof.ledger.workload import FLOAT_BYTES, FURTHER_TOKENS, Workload
 from costproof.models.registry import load_target
-from costproof.models.target import Target, WithStorage
+from costproof.models.target import Sharded, Target, WithStorage
+from costproof.parametric.targets import FurtherLayout, count_further
 from costproof.run.count_lock import count_lock
 from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
 from costproof.storage.formats import Gptq
@@ -168,6 +170,55 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     check_recounts([Recount("checkpoint", "quantised weights", "largest matrix", made.largest_matrix, sum(largest))])
     check_recounts(_further_recounts(attribute(model, "config", None), facts.model_type, facts.next_token_modules))
     return made
+
+
+def further_of_ranks(
+    target: Target, formulas: Sharded, workload: Workload, modules: int, one: tuple[int, int]
+) -> Parallel:
+    """Return the MTP modules that each rank of a mesh holds, by formulas; checked by tensors of one rank's model.
+
+    Args:
+        target: whose checkpoint has the modules.
+        formulas: the same target, of which ranks are counted.
+        one: stored bytes and parameters of the modules on one device, from their tensors.
+
+    Raises:
+        BadInput: their layout on ranks is not known.
+    """
+    from costproof.models.decoding.ranks import NativeOnRanks, shard_for_export
+    from costproof.tracers.stored_module import FURTHER, model_facts, model_names, next_token_tensors
+    from costproof.weights.library_reading import library_reading
+
+    assert isinstance(target, WithStorage)
+    model, mesh = target.build_stored(), workload.mesh
+    model_type = model_facts(model).model_type
+    family = FURTHER[model_type]
+    if not isinstance(target, NativeOnRanks) or family.is_quantised or family.is_dense or target.dtype is None:
+        what = "the layout of these MTP modules on ranks is not known"
+        raise BadInput(what, where="--mtp", expected="one device, or the modules of DeepSeek-V3", got=model_type)
+    layout = FurtherLayout(modules, len(family.norms), 2, bool(family.tables), FLOAT_BYTES[target.dtype])
+    found = count_further(formulas, workload, layout)
+    known = found.one_device[""]
+    again = {"stored_bytes": one[0], "params": one[1]}
+    check_recounts(Recount("checkpoint", "MTP modules on one device", m, known[m], n) for m, n in again.items())
+    # The model of a rank of the last stage has the layer that the modules are like, and here both tables.
+    flat = {name: value for name, value in workload.inputs.items() if name != "pp"}
+    size = mesh.world // mesh.pp
+    own = replace(workload, inputs={**flat, RANK: workload.rank % size})
+    shard_for_export(model, own, target.decoder_of_rank(own))
+    for reading in (library_reading(target.stored, model), target.stored.scheme(model_type)):
+        tensors = list(next_token_tensors(model, reading, modules))
+        of_tensors = {
+            "params": _params_of(tensors, model_names(model).parameters),
+            "stored_bytes": sum(t.bytes for t in tensors),
+            "stored_elements": sum(t.elements for t in tensors),
+            "resident_bytes": sum(t.bytes for t in tensors if t.is_held),
+        }
+        rank = mesh.world - size + workload.rank % size
+        (row,) = (row.stages[""] for row in found.ranks if rank in row.ranks)
+        where = f"MTP modules on rank {rank}"
+        check_recounts(Recount("checkpoint", where, m, row[m], n) for m, n in of_tensors.items())
+    return found
 
 
 def _layout_recounts(modules: Iterable[StoredModule], cache: str) -> Iterator[Recount]:

@@ -71,9 +71,15 @@ MOST_GRAPH_POINTS: Final = 1_000
 class Sweep(SweepPoints):
     """A prepared sweep, whose costs are evaluated only when a method needs them."""
 
-    def stream(self, out: Callable[[str], object]) -> sweep_files.Tally:
+    def stream(self, out: Callable[[str], object], progress: Progress = silent) -> sweep_files.Tally:
         """Pass all rows as CSV to a function, part by part."""
+        self._tell(progress)
         return sweep_files.stream(self, out)
+
+    def _tell(self, progress: Progress) -> None:
+        """Tell a function how far exports of a target without formulas are."""
+        if isinstance(self.points, GraphEvaluator):
+            self.points.progress = progress
 
     def write(self, path: str | os.PathLike[str], progress: Progress = silent) -> sweep_files.Tally:
         """Write all rows to a CSV, JSON or Parquet file, by its suffix. An interrupted sweep is resumed.
@@ -82,6 +88,7 @@ class Sweep(SweepPoints):
             BadInput: an unknown suffix, or a place that cannot be written to.
             Incomplete: Parquet without pyarrow.
         """
+        self._tell(progress)
         return sweep_files.write(self, Path(path), progress)
 
     def count(self) -> sweep_files.Tally:
@@ -443,6 +450,8 @@ class GraphEvaluator(Evaluator[Any]):
 
     metrics: Collection[Metric] = ()
     """Metrics that must be known at every point."""
+    progress: Progress = silent
+    """Is told how far the exports of a point are."""
 
     def key(self, name: str, where: str = "") -> str:
         """Raise ``BadInput``: a target without formulas has a fixed configuration."""
@@ -479,7 +488,7 @@ class GraphEvaluator(Evaluator[Any]):
             Incomplete: an export failed, or a cost is not known.
         """
         target, workload = self.run(choices, numbers)
-        counted = export_target(target, workload).exported
+        counted = export_target(target, workload, self.progress).exported
         assert counted is not None
         found = counted.ledger
         for metric in self.metrics:

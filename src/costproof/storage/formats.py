@@ -45,7 +45,7 @@ class Format(ABC):
     """Publication or code that defines the layout."""
 
     in_numbers: ClassVar[bool] = False
-    """Whether the bytes depend on the digits of the shape, as in a JSON text, so that no formula gives them."""
+    """Whether the stored bytes depend on the digits of the shape, as in a JSON text: unknown of a part of a matrix."""
 
     @property
     @abstractmethod

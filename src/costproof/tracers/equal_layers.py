@@ -55,6 +55,8 @@ _FEWEST: Final = 16
 _TIMES: Final = 2
 """Least ratio of a model's layers to those of truncated models that replace the export of the model."""
 COUNTED_FROM: Final = "counted from exports of"
+_GOT: Final = "; got "
+"""What comes before the part of a note that may state the cost of a whole graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def ledger_of_equal_layers(
         f"{said}, {COUNTED_FROM} {cuts[0][0].kept} and {cuts[1][0].kept} of them; a run of the whole model on meta has "
         "the same FLOPs, results and calls in every module"
     )
-    return replace(found, nodes=nodes, notes=(*found.notes, note))
+    return replace(found, nodes=nodes, notes=(*(_notes(*ledgers) or ()), note))
 
 
 def truncated_by_kinds(
@@ -249,7 +251,7 @@ def _cuts(target: Any, whole: Mapping[str, Stack], workload: Workload) -> list[_
 
 def _agree(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> bool:
     """Return whether the smaller model's ledger, extrapolated by one layer, equals the larger model's in all layers."""
-    if fewer.unknown_ops or more.unknown_ops or (fewer.notes, fewer.stages) != (more.notes, more.stages):
+    if fewer.unknown_ops or more.unknown_ops or fewer.stages != more.stages or _notes(fewer, more) is None:
         return False
     if fewer.attributes_bytes != more.attributes_bytes:
         return False
@@ -257,6 +259,15 @@ def _agree(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> bool:
     expected = {n.id: (n.costs, n.exprs) for n in more.nodes}
     outside = {n.id for n in more.nodes if _located(n.module, cuts) is None}
     return given.keys() == expected.keys() and all(given[i] == expected[i] for i in given.keys() - outside)
+
+
+def _notes(fewer: Ledger, more: Ledger) -> tuple[str, ...] | None:
+    """Return the notes of two truncated models, without what grows with their layers; ``None`` if they differ."""
+    short = [[note.partition(_GOT)[0] for note in ledger.notes] for ledger in (fewer, more)]
+    if short[0] != short[1]:
+        return None
+    each = zip(fewer.notes, more.notes, short[0], strict=True)
+    return tuple(note if note == other else alike for note, other, alike in each)
 
 
 def _located(path: str, cuts: Iterable[_Cut]) -> tuple[_Cut, int, str] | None:

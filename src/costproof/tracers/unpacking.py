@@ -23,7 +23,7 @@ import sympy
 
 from costproof.algebra.symbols import sym, text
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import UNPACKED, UNPACKING, Metric
+from costproof.ledger.metrics import ARITHMETIC, UNPACKED, UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
 from costproof.models.specs import ExportJob, Run, SymbolicSize
@@ -105,7 +105,7 @@ def with_formats(ledger: Ledger, modules: QuantisedModules, dtype: Dtype, *, in_
             found |= more
             metrics.append(metric)
     nodes = []
-    for node in ledger.nodes:
+    for node in ledger.nodes if run else _as_multiplied(ledger.nodes, modules.matrices):
         one = None if node.kind else found.pop((node.stage, node.invocation, node.module), None)
         nodes.append(node if one is None else node.with_costs({**node.costs, **one.costs}, {**node.exprs, **one.exprs}))
     return replace(
@@ -114,6 +114,25 @@ def with_formats(ledger: Ledger, modules: QuantisedModules, dtype: Dtype, *, in_
         metrics=(*ledger.metrics, *metrics),
         notes=(*ledger.notes, *notes),
     )
+
+
+def _as_multiplied(nodes: Iterable[CostNode], matrices: Matrices) -> Iterator[CostNode]:
+    """Yield the nodes; those of modules with quantised weights with their FLOPs by the dtype of the formats.
+
+    Of several formats in a module the fastest arithmetic bounds its products, as in the formulas.
+    """
+    products = {
+        module: max((matrix.format.products for matrix in of if matrix.format is not None), default="")
+        for module, of in matrices.items()
+    }
+    for node in nodes:
+        by_dtype = f"{products.get(node.module, '')}_flops"
+        other = any(f"{dtype}_flops" in node.costs for dtype in ARITHMETIC)
+        if by_dtype == "_flops" or not node.cost("flops") or other:
+            yield node
+        else:
+            form = {by_dtype: node.exprs["flops"]} if "flops" in node.exprs else {}
+            yield node.with_costs({**node.costs, by_dtype: node.cost("flops")}, {**node.exprs, **form})
 
 
 Sums = Mapping[Metric, sympy.Expr]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from costproof.ledger.capture import Capture, Padding, SymbolDoc, WholeModel
-from costproof.ledger.errors import Bug
+from costproof.ledger.errors import Bug, Recount, check_recounts
 from costproof.ledger.mesh import Collectives, Dispatch, Duplicate, Mesh, RankCosts
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Conventions, Metric
 from costproof.ledger.node import Ledger, exact_sum
@@ -191,6 +191,10 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         padding=capture.padding,
     )
     check_sums(result)
+    if (found := capture.parallel) is not None:
+        named = {metric for costs in found.one_device.values() for metric in costs}
+        both = len(named & {*result.summed_metrics}), len(named)
+        check_recounts([Recount("", "$.summed_metrics", "metrics", *both)])
     return result
 
 

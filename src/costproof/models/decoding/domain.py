@@ -16,6 +16,7 @@ from costproof.algebra.series import CACHED, CONTEXT
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
+from costproof.estimate.routing import PROMPT, routed_call
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.mesh import ALL_GATHER, AXES, CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Mesh
 from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_FLOPS, KEPT_SCORES, STAGE_WIDE
@@ -348,9 +349,12 @@ def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Prob
 def drawn_pairs(target: Provable, workload: Workload, seed: int) -> str:
     """Return the numbers of (token, expert) pairs that ranks send each other under a random routing of a prompt."""
     rng, mesh = random.Random(f"costproof:pairs:{seed}:{workload.name}"), workload.mesh
-    each = workload.batch // mesh.dp * workload.text_tokens * target.info().symbols.get("text_topk", 0)
-    cuts = [sorted(rng.randint(0, each) for _ in range(mesh.ep - 1)) for _ in range(mesh.world)]
-    return ";".join(",".join(str(b - a) for a, b in pairwise((0, *cut, each))) for cut in cuts)
+    top_k = target.info().symbols.get("text_topk", 0)
+    rows = []
+    for each in (tokens * top_k for tokens in routed_call(workload, PROMPT).sends(mesh)):
+        cut = sorted(rng.randint(0, each) for _ in range(mesh.ep - 1))
+        rows.append(",".join(str(b - a) for a, b in pairwise((0, *cut, each))))
+    return ";".join(rows)
 
 
 def _drawn_on_mesh(
@@ -388,8 +392,7 @@ def _drawn_on_mesh(
         p["S"] *= tp * (2 * cp if cp > 1 else 1)
         attention: AttentionKind = rng.choice([a for a in _ATTENTIONS if a in choices["attention"]])
         dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
-        uneven = axes["ep"] <= tp or DISPATCH not in inputs  # given pairs are those of equal batches
-        batch = max(1, p["B"] // sharing) * sharing + (rng.randrange(sharing) if uneven else 0)
+        batch = max(1, p["B"] // sharing) * sharing + rng.randrange(sharing)
         logits: Logits = rng.choice(("all", "last"))
         inputs[RANK] = rng.randrange(tp * sharing * cp * axes["pp"])
         work = Workload(f"draw {number}", p["S"], rng.choice(STEPS), batch, dtype, attention, logits, inputs=inputs)

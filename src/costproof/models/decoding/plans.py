@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 from costproof.estimate.routing import (
-    RoutedCall,
+    PROMPT,
     RoutedLayers,
     check_stages,
+    copies_by_call,
     is_table,
-    layer_copies,
-    prompt_pairs,
+    pairs_sent,
+    routed_call,
     routing_data,
 )
 from costproof.ledger.document import read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, Recount, did_you_mean
-from costproof.ledger.mesh import ALL_GATHER, AXES, CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Mesh, own_batch
+from costproof.ledger.mesh import ALL_GATHER, AXES, CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Mesh
 from costproof.ledger.plural import plural
 
 if TYPE_CHECKING:
@@ -464,7 +465,7 @@ def mesh_problems(
     if mesh.batches > 1 and max(mesh.pp, mesh.cp) > 1:
         what = "experts of several batches are counted without stages and shared sequences"
         found.append(BadInput(what, where="--ep", expected=f"ep {mesh.tp}, or --pp 1 and --cp 1", got=mesh.text))
-    found += _pair_problems(config, workload)
+    found += _pair_problems(config, workload, joint=plan.joint)
     if mesh.ep > 1:
         experts = getattr(config, "experts", 0)
         if not experts or experts % mesh.ep:
@@ -523,8 +524,12 @@ def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
         yield BadInput(what, where="--batch", expected=f"at least fsdp x dp = {parts}", got=workload.batch)
 
 
-def _pair_problems(config: SharedDecoder, workload: Workload) -> Iterator[BadInput]:
-    """Yield an error for each reason why a routing is not one of the run, or cannot be counted."""
+def _pair_problems(config: SharedDecoder, workload: Workload, *, joint: bool = False) -> Iterator[BadInput]:
+    """Yield an error for each reason why a routing is not one of the run, or cannot be counted.
+
+    Args:
+        joint: whether ranks add routed and shared experts before a single sum over ranks.
+    """
     mesh, inputs = workload.mesh, workload.inputs
     text, exchanged = str(inputs.get(PAIRS, "")), DISPATCH in inputs
     table = PAIRS in inputs and is_table(text)
@@ -545,33 +550,74 @@ def _pair_problems(config: SharedDecoder, workload: Workload) -> Iterator[BadInp
         yield BadInput(what, where=f"--{PAIRS}", expected="--ep above --tp, and --dp", got=mesh.text or "one device",
                        fix=f"leave out --{PAIRS}")  # fmt: skip
         return
-    if exchanged and (mesh.tp > 1 or mesh.ep == 1 or workload.new_tokens or workload.batch % mesh.dp):
-        what, where = "the pairs of ranks are those of one prompt on ranks with whole attention", f"--{PAIRS}"
-        expected = "--ep above 1, --tp 1, --new-tokens 0, and equal batches"
-        fix = None if table else f"leave out --{DISPATCH}: the table of its forms has the given routing of any run"
-        got = f"{mesh.text}, {workload.new_tokens} new tokens, {plural(workload.batch, 'sequence')}"
-        yield BadInput(what, where=where, expected=expected, got=got, fix=fix)
+    refused = [*_exchange_problems(workload, table=table, joint=joint)] if exchanged else []
+    yield from refused
+    if refused:
         return
     top_k, layers = int(getattr(config, "top_k", 0)), sum(routed_layers(config))
+    if not layers:
+        what, fix = "no layer of this model has routed experts", f"leave out --{PAIRS} and --{DISPATCH}"
+        yield BadInput(what, where=f"--{PAIRS}", expected="a layer with routed experts", got=text[:80], fix=fix)
+        return
     try:
         if not table:
             _check_stages(workload, RoutedLayers(layers, experts, top_k, 0, 0), text)
-        every = prompt_pairs(workload, layers, experts, top_k)
+        stages = (PROMPT, *((_STEPS,) if workload.new_tokens else ())) if exchanged else ()
+        every = {stage: pairs_sent(workload, layers, experts, top_k, stage) for stage in stages}
     except BadInput as error:
         yield error
         return
-    each = workload.batch // mesh.dp * workload.text_tokens * top_k
-    for pairs in {*every} if exchanged else ():
-        if len(pairs) != mesh.world or any(len(row) != mesh.ep or sum(row) != each for row in pairs):
-            expected = f"{mesh.world} rows of {mesh.ep} numbers, each with the sum {each}: tokens of a rank x top-k"
+    for stage, layer in {(of, pairs) for of, layers_of in every.items() for pairs in layers_of}:
+        each = [tokens * top_k for tokens in routed_call(workload, stage).sends(mesh)]
+        if [sum(row) for row in layer] != each or any(len(row) != mesh.ep for row in layer):
+            sums = (
+                f"each with the sum {each[0]}"
+                if len({*each}) == 1
+                else f"with the sums {', '.join(map(str, each[:8]))}"
+            )
+            expected = f"{mesh.world} rows of {mesh.ep} numbers, {sums}: tokens that a rank sends x top-k"
             what = "these are not the numbers of pairs of the ranks"
             yield BadInput(what, where=f"--{PAIRS}", expected=expected, got=text[:80])
-        elif not all(sum(column) for column in _columns(pairs, mesh)):
+        elif not all(sum(column) for column in _columns(layer, mesh)):
             what, expected = (
                 "a rank without a single pair runs no experts",
-                "at least one pair for each rank, in each layer",
+                f"at least one pair for each rank, in each layer of {stage}",
             )
             yield BadInput(what, where=f"--{PAIRS}", expected=expected, got=text[:80])
+
+
+_STEPS: Final = "decode"
+
+
+def _exchange_problems(workload: Workload, *, table: bool, joint: bool) -> Iterator[BadInput]:
+    """Yield an error for each reason why ranks cannot send each other the pairs of a run, or no graph counts it.
+
+    Ranks along ``tp`` send slices of the tokens that they share (transformers ``AllToAllEP``).
+    """
+    mesh, where = workload.mesh, f"--{DISPATCH}"
+    fix = None if table else f"leave out --{DISPATCH}: the table of its forms has the given routing of any run"
+    if mesh.ep == 1:
+        what = "one rank has all experts, so that no pairs are sent"
+        yield BadInput(what, where=where, expected="--ep above 1", got=mesh.text or "one device", fix=fix)
+    if max(mesh.pp, mesh.cp, mesh.fsdp) > 1:
+        what = "pairs are sent only by ranks with all layers, whole sequences and whole parameters"
+        yield BadInput(what, where=where, expected="--pp 1, --cp 1, --fsdp 1", got=mesh.text, fix=fix)
+    if joint:
+        what = "this plan adds routed and shared experts in one sum over ranks, and sent pairs return without a sum"
+        yield BadInput(what, where=f"{where}, --{PLAN}", expected=OWN, fix=fix)
+    if workload.new_tokens and table:
+        what = "a table has the pairs of one call, and steps have other numbers of tokens"
+        yield BadInput(what, where=f"--{PAIRS}", expected="--new-tokens 0, or a routing file",
+                       got=plural(workload.new_tokens, "new token"))  # fmt: skip
+    if workload.new_tokens and workload.text_tokens == 1:
+        what = "a graph tells a prompt from a step by its number of tokens"
+        yield BadInput(what, where="--text-tokens", expected="2 or more, or --new-tokens 0", got=1, fix=fix)
+    stages = (PROMPT, *((_STEPS,) if workload.new_tokens else ()))
+    counts = {n for stage in stages for n in routed_call(workload, stage).batches if n % mesh.tp}
+    if counts:
+        what = "ranks along tp send equal slices of their tokens; transformers pads uneven ones, which is not counted"
+        yield BadInput(what, where=f"{where}, --tp", expected=f"tokens of each call in multiples of {mesh.tp}",
+                       got=str(min(counts)), fix=fix)  # fmt: skip
 
 
 def _check_stages(workload: Workload, sizes: RoutedLayers, routing: str) -> None:
@@ -580,13 +626,10 @@ def _check_stages(workload: Workload, sizes: RoutedLayers, routing: str) -> None
     Raises:
         BadInput: it has others.
     """
-    mesh, every = workload.mesh, []
-    for stage, length, calls in (("prefill", workload.text_tokens, 1), ("decode", 1, workload.new_tokens)):
-        tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
-        every += [RoutedCall(stage, "", tokens, calls)] if calls else []
+    every = [call for stage in (PROMPT, _STEPS) if (call := routed_call(workload, stage)).calls]
     check_stages(routing_data(routing), [call.stage for call in every], routing.partition(" sha256:")[0])
     for call in every:
-        layer_copies(routing, call, sizes, mesh, "expert")
+        copies_by_call(routing, call, sizes, workload.mesh, "expert")
 
 
 def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[int, ...]]:

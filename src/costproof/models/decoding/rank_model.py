@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.errors import Incomplete
 from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.plans import ROWS_ALONE
+from costproof.patches.exchanges import splits_in
 from costproof.patches.sharding import Plan
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Share:
     size: int = 0
     batches: int = 1
     """Number of ranks with tokens of their own among the ranks that share experts."""
-    splits: Splits | None = None
-    """Numbers of pairs that ranks exchange; ``None`` if they gather tokens instead."""
+    splits: Mapping[int, Splits] | None = None
+    """Numbers of pairs that ranks exchange in a call, by its tokens; ``None`` if they gather tokens instead."""
     sequences: tuple[int, ...] = ()
     """Number of sequences of each rank that gathers tokens; empty if all ranks have equally many."""
     multiple: int = 1
@@ -93,7 +94,7 @@ def shard(
     rank: int,
     *,
     batches: int = 1,
-    splits: Sequence[Splits] = (),
+    splits: Sequence[Mapping[int, Splits]] = (),
     sequences: tuple[int, ...] = (),
     multiple: int = 1,
     sequence: bool = False,
@@ -105,7 +106,8 @@ def shard(
         ranks: of a group along ``tp``.
         rank: among those that share experts.
         batches: groups along ``tp``, each with a batch of its own, that share experts.
-        splits: pairs that ranks exchange in each layer with experts, in order; empty if they gather tokens.
+        splits: pairs that ranks exchange in each layer with experts, in order, by the number of tokens of a call;
+            empty if they gather tokens.
         sequences: as in :class:`Share`.
         multiple: number whose next multiple is the padded vocabulary.
         sequence: whether ranks share the tokens of a prompt between the split modules.
@@ -369,12 +371,17 @@ def _exchanged(
 ) -> torch.Tensor:
     """Send each (token, expert) pair to the expert's rank; weight and add the results that come back.
 
-    The sizes are given; that they are those of the choices is up to the caller, as with values of any other kind.
+    Ranks along ``tp`` send slices of the tokens that they share, and gather the results of all slices. The sizes are
+    given; that they are those of the choices is up to the caller, as with values of any other kind.
     """
     import torch
 
     assert share.splits is not None
-    (to, of), ops, group = share.splits, torch.ops._c10d_functional, f"{BATCHES}:{share.ranks}@{share.rank}"
+    ops, alike = torch.ops._c10d_functional, share.ranks // share.batches
+    (to, of), dtype = splits_in(share.splits, value), value.dtype
+    group = f"{BATCHES if alike == 1 else 'ep'}:{share.ranks}@{share.rank}"
+    if alike > 1:
+        value, chosen, weights = (x.chunk(alike)[share.rank % alike].clone() for x in (value, chosen, weights))
     even = [module.num_experts] * share.ranks
     order = chosen.flatten().argsort()
     every = torch.arange(sum(even), device=value.device)
@@ -387,7 +394,10 @@ def _exchanged(
     back = ops.wait_tensor(ops.all_to_all_single(result, to, of, group))
     placed = torch.empty_like(back)
     placed[order] = back
-    return (placed.view(*weights.shape, -1) * weights[..., None]).sum(1).to(value.dtype)
+    sums: torch.Tensor = (placed.view(*weights.shape, -1) * weights[..., None]).sum(1)
+    if alike > 1:
+        sums = ops.wait_tensor(ops.all_gather_into_tensor(sums, alike, f"{GROUP}:{alike}"))
+    return sums.to(dtype)
 
 
 def _all_gather_first(value: torch.Tensor, share: Share) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.estimate.routing import Splits, splits_of
+from costproof.estimate.routing import Splits, routed_call, splits_of
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, PLAN, Mesh
 from costproof.ledger.progress import Progress
@@ -14,10 +14,12 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import Decoder, text_config
 from costproof.models.decoding.fsdp import keep_parts
+from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
 from costproof.models.decoding.rank_model import TABLES, expert_paths, shard
 from costproof.models.native import N, Native
 from costproof.models.specs import Built, Run
+from costproof.models.target import WithWholePrompt
 from costproof.patches.exchanges import SharedSequence
 from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, plans_of
 
@@ -41,7 +43,8 @@ class NativeOnRanks(Native[N]):
         Raises:
             Incomplete: no graph counts a rank of this mesh.
         """
-        return shard_for_export(Native.build(self, workload), workload, self.decoder_of_rank(workload))
+        whole = self.whole_prompt(workload) if isinstance(self, WithWholePrompt) else workload
+        return shard_for_export(Native.build(self, workload), whole, self.decoder_of_rank(workload))
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """Return the model to run; on several devices, as transformers distributes it to the counted rank.
@@ -51,7 +54,8 @@ class NativeOnRanks(Native[N]):
             Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
         """
         refuse_values(workload, self.options)
-        return distributed(self.built_run(workload, progress), workload)
+        whole = self.whole_prompt(workload) if isinstance(self, WithWholePrompt) else workload
+        return distributed(self.built_run(workload, progress), whole)
 
     def built_run(self, workload: Workload, progress: Progress) -> Built:
         """Return the whole model to run, on the meta device or with weights."""
@@ -89,16 +93,23 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
     return model
 
 
-def _splits(model: Any, workload: Workload) -> tuple[Splits, ...]:
+def _splits(model: Any, workload: Workload) -> tuple[dict[int, Splits], ...]:
     """Return, for each layer with experts, how many (token, expert) pairs the counted rank exchanges with others.
 
-    Empty if ranks gather tokens instead. The number of layers and experts is that of the model.
+    By the number of tokens in a call: a prompt has others than a step. Empty if ranks gather tokens instead. The number
+    of layers and experts is that of the model.
     """
     if DISPATCH not in workload.inputs:
         return ()
     layers = [model.get_submodule(path) for path in expert_paths(model)]
     top_k = text_config(model).num_experts_per_tok
-    return splits_of(workload, len(layers), int(layers[0].num_experts), int(top_k))
+    found: list[dict[int, Splits]] = [{} for _ in layers]
+    for stage in STAGES[: 2 if workload.new_tokens else 1] if layers else ():  # layers may all be dense
+        tokens = routed_call(workload, stage).batches[workload.rank]
+        sizes = len(layers), int(layers[0].num_experts), int(top_k)
+        for of_layer, splits in zip(found, splits_of(workload, *sizes, stage), strict=True):
+            of_layer[tokens] = splits
+    return tuple(found)
 
 
 def keep_stage(model: Any, stages: int, stage: int) -> None:
@@ -230,6 +241,8 @@ def _not_run(plans: tuple[Plan, Plan]) -> str:
     """Return a phrase on the feature of a plan that transformers lacks; empty if it has all."""
     if ROWS_ALONE in plans[0].values():
         return "has no single sum over ranks for routed and shared experts"
+    if {"turned_colwise", "turned_rowwise"} & {*plans[0].values()}:
+        return "divides experts by column or row only where gate and up projections are stored one after the other"
     return "" if {*plans[0]} | {*plans[1]} else "splits no module"
 
 

@@ -321,12 +321,14 @@ class CausalTarget(NativeOnRanks[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the counted rank's invocations of prefill and decode, with the values of their symbols."""
-        more = {} if workload.mesh.one else mesh_symbols(self.config, workload, self.plan_of(workload))
+        more: dict[str, dict[str, int]] = {}
+        for stage in STAGES[: 1 if not workload.new_tokens else 2] if not workload.mesh.one else ():
+            more[stage] = mesh_symbols(self.config, workload, self.plan_of(workload), stage)
         mine = workload.own
         if workload.mesh.cp > 1:
             mine = replace(mine, text_tokens=workload.own_tokens)
         calls = invocations(mine, self.config)
-        found = [{**call.symbols, **more} for call in calls]
+        found = [{**call.symbols, **more.get(call.stage, {})} for call in calls]
         for symbols in found if by_heads(self.config, workload) else ():
             symbols |= {"P": workload.context} if "P" in symbols else {}
         return tuple(replace(call, symbols=symbols) for call, symbols in zip(calls, found, strict=True))
@@ -403,7 +405,7 @@ class CausalTarget(NativeOnRanks[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        if DISPATCH in workload.inputs:  # of one prompt, whose sizes they decide
+        if DISPATCH in workload.inputs and not workload.new_tokens:  # of one prompt, whose sizes they decide
             return (exports.prefill_of(model, workload.own, self.decoder),)
         heads_apart = by_heads(self.config, workload)
         jobs = exports.export_jobs(model, _own(workload, whole=heads_apart), self.decoder_of_rank(workload))
@@ -417,7 +419,7 @@ class CausalTarget(NativeOnRanks[C]):
             shared |= {} if heads_apart or workload.keeps_new_tokens else {"P": workload.own_tokens}
             if workload.inputs.get(CP_PLAN, "zigzag") == "zigzag":  # halves of a symbol are rounded
                 shared["S"] = workload.own_tokens
-        if workload.gathered_batches:  # whose ratio to the own batch is a number
+        if workload.gathered_batches or DISPATCH in workload.inputs:  # whose ratio to the own batch is a number
             shared |= {"B": workload.own_batch, "S": workload.text_tokens}
         of_one = workload.mesh.tp == workload.mesh.cp == 1
         return tuple(jobs) if of_one and not shared else exports.of_rank(jobs, workload, shared)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from costproof.ledger.workload import AttentionKind, Dtype
 from costproof.models.generic.truncation import CutModel
@@ -12,6 +12,9 @@ from costproof.weights.stored import PLAIN, Stored
 
 if TYPE_CHECKING:
     from torch import nn
+
+DEFAULT_DTYPE: Final[Dtype] = "bfloat16"
+"""Dtype of a model whose configuration names none."""
 
 
 @dataclass(frozen=True, slots=True)

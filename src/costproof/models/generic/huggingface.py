@@ -19,7 +19,7 @@ from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_li
 from costproof.ledger.files import read_configuration
 from costproof.ledger.offline import no_network, offline
 from costproof.ledger.workload import NO_CLASS, AttentionKind, Dtype
-from costproof.models.generic.factories import Made
+from costproof.models.generic.factories import DEFAULT_DTYPE, Made
 from costproof.models.generic.truncation import CutModel, Edits, edited, first_layers
 from costproof.models.generic.unread_keys import unused
 from costproof.weights.loading import keep_in_float32
@@ -219,7 +219,7 @@ class HuggingFace:
         if attention is not None:
             config._attn_implementation = attention
         with torch.device("meta"), bounded(self.data, self.where):
-            made: nn.Module = build(config, dtype=getattr(torch, dtype or self.stored.dtype or "bfloat16"))
+            made: nn.Module = build(config, dtype=getattr(torch, dtype or self.stored.dtype or DEFAULT_DTYPE))
             _make_long_frequencies(made)
             keep_in_float32(made)
         return made.eval()

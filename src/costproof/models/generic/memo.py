@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_args
 
 from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput, Incomplete
@@ -17,11 +17,12 @@ from costproof.ledger.workload import AttentionKind, Dtype, Workload
 from costproof.models.decoding.decoder import text_config
 from costproof.models.generic.caches import HeldCache, OwnCache, own_cache
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
-from costproof.models.generic.factories import Given, Made, ModuleMaker
+from costproof.models.generic.factories import DEFAULT_DTYPE, Cuttable, Given, Made, ModuleMaker
 from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
 from costproof.models.generic.makers import PLACEHOLDERS, Case
 from costproof.models.generic.stages import longest
 from costproof.models.generic.towers import NONE, Towers, towers
+from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import RUNS_ALL
 from costproof.snapshots.copies import runs_on_meta, short_run
 from costproof.snapshots.described import fingerprint
@@ -99,12 +100,67 @@ TARGET_LENGTH: Final = 29
 def made_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
     """Return the module that a factory builds, memoized per choice of options; a live module is not kept alive."""
     with offline():
-        return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
+        if isinstance(maker, Given):
+            return maker.make(dtype, attention)
+        return _kept(maker, *_as_chosen(maker, dtype, attention))
 
 
-@lru_cache(maxsize=4)
+def _as_chosen(
+    maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None
+) -> tuple[Dtype | None, AttentionKind | None]:
+    """Return the choices, or ``None`` for both if the factory makes the same module without them.
+
+    Only a configuration without further configurations in it says so: parts choose their attention one by one.
+    """
+    if (dtype is None and attention is None) or isinstance(maker, Given) or not isinstance(maker, Cuttable):
+        return dtype, attention
+    config = attribute(_kept(maker, None, None).module, "config", None)
+    own = maker.stored.dtype or DEFAULT_DTYPE, attribute(config, "_attn_implementation", None)
+    same = dtype in (None, own[0]) and attention in (None, own[1]) and not attribute(config, "sub_configs", None)
+    return (None, None) if same else (dtype, attention)
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class _Memoized(Generic[P, T]):
+    """Memoized function of a factory and its choices.
+
+    A count asks for those of the whole model and of two truncated ones in turn. Fewer live modules are kept alive.
+    """
+
+    def __init__(self, found: Callable[Concatenate[ModuleMaker, Dtype | None, AttentionKind | None, P], T]) -> None:
+        self._kept, self._live = lru_cache(maxsize=8)(found), lru_cache(maxsize=4)(found)
+
+    def __call__(
+        self,
+        maker: ModuleMaker,
+        dtype: Dtype | None,
+        attention: AttentionKind | None,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        if isinstance(maker, Given):
+            return self._live(maker, dtype, attention, *args, **kwargs)  # type: ignore[arg-type]
+        return self._kept(maker, *_as_chosen(maker, dtype, attention), *args, **kwargs)  # type: ignore[arg-type]
+
+    def cache_clear(self) -> None:
+        """Forget all results."""
+        self._kept.cache_clear()
+        self._live.cache_clear()
+
+
+@lru_cache(maxsize=6)
 def _kept(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
     return maker.make(dtype, attention)
+
+
+@lru_cache(maxsize=8)
+def first_layers_of(maker: Cuttable, layers: int, *, more: bool = False) -> tuple[ModuleMaker, CutModel]:
+    """Return the factory of a truncated module, and a description of the truncation, memoized."""
+    return maker.first_layers(layers, more=more)
 
 
 def fingerprint_of(maker: ModuleMaker) -> str:
@@ -112,7 +168,7 @@ def fingerprint_of(maker: ModuleMaker) -> str:
     return _of(maker) if isinstance(maker, Given) else _fingerprint(maker)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _fingerprint(maker: ModuleMaker) -> str:
     return _of(maker)
 
@@ -121,7 +177,7 @@ def _of(maker: ModuleMaker) -> str:
     return fingerprint(made_of(maker, None, None).module, maker.numbers)
 
 
-@lru_cache(maxsize=4)
+@_Memoized
 def _cache_or_why(
     maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None
 ) -> OwnCache | HeldCache | str | None:
@@ -140,7 +196,7 @@ def why_one_stage(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionK
     return (f"prefill and decode are one stage: {found}",) if isinstance(found, str) else ()
 
 
-@lru_cache(maxsize=4)
+@_Memoized
 def beyond_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
     """Return the notes of :func:`beyond` on the factory's module."""
     module = made_of(maker, dtype, attention).module
@@ -149,7 +205,7 @@ def beyond_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind 
     return beyond(module, text, cache_of(maker, dtype, attention))
 
 
-@lru_cache(maxsize=8)
+@_Memoized
 def first_run_of(
     maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None, batch: int, length: int
 ) -> FirstRun | None:
@@ -179,7 +235,7 @@ class Choice:
         return replace(case, turned=self.turned, filled=most if self.placed else None)
 
 
-@lru_cache(maxsize=4)
+@_Memoized
 def choice_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
     """Return the first choice of example inputs with which the module runs, or the largest choice if none runs.
 
@@ -211,7 +267,7 @@ def choice_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind 
     return max(tried, key=lambda one: len(one[1]))[0] if tried else Choice()
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def towers_of(maker: ModuleMaker) -> Towers:
     """Return the towers of the module, which do not depend on sizes or dtype."""
     made, choice = made_of(maker, None, None), choice_of(maker, None, None)
@@ -223,7 +279,7 @@ def _small(made: Made, choice: Choice, side: int | None = None) -> Case:
     return choice.of(Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH, side))
 
 
-@lru_cache(maxsize=8)
+@_Memoized
 def places_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
     """Return how many text positions per batch element are placeholders of images or sounds, or 0."""
     made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
@@ -290,7 +346,7 @@ def growth_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind 
     return _growth(maker, dtype, attention)
 
 
-@lru_cache(maxsize=4)
+@_Memoized
 def _growth(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> OperatorGrowth | None:
     made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
     case = choice.of(Case(made.module, 1, _LENGTHS[0], TARGET_LENGTH))

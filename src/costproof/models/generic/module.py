@@ -49,6 +49,7 @@ from costproof.models.generic.memo import (
     dtype_of,
     dtypes_of,
     fingerprint_of,
+    first_layers_of,
     first_run_of,
     growth_of,
     made_of,
@@ -337,14 +338,14 @@ class GenericTarget:
                 "--layers needs a model from a configuration, which can be built with fewer layers", where="--layers",
                 expected="no --layers", fix="make the module with fewer layers",
             )  # fmt: skip
-        maker, cut = self.maker.first_layers(options.layers)
+        maker, cut = first_layers_of(self.maker, options.layers)
         return replace(self, maker=maker, options=options, cut=cut, whole=self.maker) if cut.edits else self
 
     def stretched(self) -> tuple[Truncation, GenericTarget, Truncation] | None:
         """Return this target's truncation, a target that keeps more layers, and that target's truncation."""
         if self.cut is None or self.options.layers is None or not isinstance(self.whole, Cuttable):
             return None
-        maker, cut = self.whole.first_layers(self.options.layers, more=True)
+        maker, cut = first_layers_of(self.whole, self.options.layers, more=True)
         return self.cut.stretch, replace(self, maker=maker, cut=cut, whole=None), cut.stretch
 
     def uncut(self) -> GenericTarget:

@@ -256,10 +256,12 @@ class ImageTextTarget(NativeOnRanks[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of towers, prefill and decode, with the values of their symbols."""
-        more = {} if workload.mesh.one else mesh_symbols(self.config.text, workload, self.plan)
-        workload = workload.own
+        whole, workload = self.whole_prompt(workload), workload.own
         calls = names.invocations(self.whole_prompt(workload), self.config.text)
-        prefill, *steps = (replace(call, symbols={**call.symbols, **more}) for call in calls)
+        prefill, *steps = (
+            replace(call, symbols={**call.symbols, **mesh_symbols(self.config.text, whole, self.plan, call.stage)})
+            for call in calls
+        )
         count = workload.batch * images_of(workload)
         if not count:
             return prefill, *steps

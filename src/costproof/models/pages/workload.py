@@ -371,7 +371,7 @@ def page_invocations(
     Args:
         stages: SAM, the second tower and the projector.
     """
-    more = {} if workload.mesh.one else mesh_symbols(config.text, workload, SPLIT_ALL)
+    whole = replace(workload, text_tokens=sequence_length(config, workload, modes))
     workload = workload.own
     page, stride, sam = page_of(workload), config.sam.stride, config.sam
     found, features = [], []
@@ -387,7 +387,10 @@ def page_invocations(
         features.append(TensorSpec((count, rows, config.text.hidden), workload.dtype))
     length = sequence_length(config, workload, modes)
     calls = names.invocations(replace(workload, text_tokens=length), config.text)
-    prefill, *steps = (replace(call, symbols={**call.symbols, **more}) for call in calls)
+    prefill, *steps = (
+        replace(call, symbols={**call.symbols, **mesh_symbols(config.text, whole, SPLIT_ALL, call.stage)})
+        for call in calls
+    )
     symbols = {**prefill.symbols, "V": modes.tokens(page, stride)}
     if workload.rows:
         symbols["n"] = pages_of(workload)

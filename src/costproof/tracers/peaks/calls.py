@@ -115,17 +115,35 @@ def _calls(
             yield invocation, job, {**target.info().symbols, **values[job.stage, invocation]}
 
 
+def cache_held(target: Exportable, workload: Workload) -> int:
+    """Return the bytes of the states that the last call gets, such as the cache of the last decode step; 0: none."""
+    *_, (_, job) = calls(target, workload)
+    held: list[int] = []
+    map_arguments(job, lambda _, tensor: held.append(tensor.nbytes if tensor.is_floating_point() else 0))
+    return sum(held)
+
+
 def _last_step(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
     """Return the symbol values in the last of a job's repeated decode steps."""
     more = values[str(STEPS)] - 1 if job.repeated else 0
     return {name: value + more if name == str(CONTEXT) else value for name, value in values.items()}
 
 
-def released_peaks(target: Exportable, workload: Workload, progress: Progress = silent) -> dict[str, int]:
+Confirmed = dict[str, Mapping[int, int]]
+"""For each job whose program was shown to be composed from that of a truncated model, by id: the number of constants
+that the whole model copies outside of its layers in addition, by bytes."""
+
+
+def released_peaks(
+    target: Exportable, workload: Workload, progress: Progress = silent, confirmed: Confirmed | None = None
+) -> dict[str, int]:
     """Return each stage's largest graph peak if each input is released after its last reader.
 
     For a model with several layers of each kind, the peaks follow from the graph of a truncated model, if
     :func:`_from_kinds` shows so.
+
+    Args:
+        confirmed: what runs of the whole model have shown at other sizes; those of this call are added.
 
     Raises:
         Incomplete: a peak is unknown.
@@ -133,25 +151,66 @@ def released_peaks(target: Exportable, workload: Workload, progress: Progress = 
     if missing := stages_not_exported(target):
         stage, why = next(iter(missing.items()))
         raise Incomplete("the graph peak cannot be computed", where=stage, got=f"not exported: {why}")
-    found: dict[str, int] = {}
     progress("peaks", 0, 1)
     model = target.build(workload)
-    whole = list(calls(target, workload, model))
-    for _, job in whole:
+    if confirmed and (known := _as_confirmed(target, workload, model, confirmed, progress)) is not None:
+        return _highest(known)
+    whole = [job for _, job in calls(target, workload, model)]
+    for job in whole:
         if job.conventions:
             raise Incomplete(
                 "the graph peak cannot be computed",
                 where=job.stage,
                 got="the exported graph differs from what runs, by its conventions",
             )
-    programs = _from_kinds(target, workload, model, [job for _, job in whole], progress)
-    for i, (_, job) in enumerate(whole):
-        progress("peaks", i, len(whole))
-        with gc_disabled():
-            program = _program(job) if programs is None else programs[i]
-        found[job.stage] = max(found.get(job.stage, 0), *timeline(program, inputs_held=False).held(), 0)
+    shown = {} if confirmed is None else confirmed
+    programs = _from_kinds(target, workload, model, whole, progress, shown)
+    if programs is None:
+        shown.clear()
+        programs = []
+        for i, job in enumerate(whole):
+            progress("peaks", i, len(whole))
+            with gc_disabled():
+                programs.append(_program(job))
     progress("peaks", len(whole), len(whole))
+    return _highest(list(zip((job.stage for job in whole), programs, strict=True)))
+
+
+def _highest(programs: Sequence[tuple[str, MemoryProgram]]) -> dict[str, int]:
+    """Return the largest peak of each stage, of the programs of its calls."""
+    found: dict[str, int] = {}
+    for stage, program in programs:
+        found[stage] = max(found.get(stage, 0), *timeline(program, inputs_held=False).held(), 0)
     return found
+
+
+def _as_confirmed(
+    target: Exportable, workload: Workload, model: torch.nn.Module, confirmed: Confirmed, progress: Progress
+) -> list[tuple[str, MemoryProgram]] | None:
+    """Return the stage and the memory program of each call, composed from graphs of a truncated model alone.
+
+    That a run of the whole model does in each layer what a layer of its kind does was shown at other sizes. ``None``
+    unless layers of a kind do the same here too.
+    """
+    try:
+        if (found := truncated_by_kinds(target, workload, model)) is None:
+            return None
+        cut, stacks = found
+        few = [job for _, job in calls(cut, workload)]
+        if not {job.id for job in few} <= confirmed.keys():
+            return None
+        made = []
+        for i, job in enumerate(few):
+            progress("peaks", i, len(few))
+            with gc_disabled():
+                composition = composed(_program(job), stacks, constants=confirmed[job.id])
+            if composition is None:
+                return None
+            made.append((job.stage, composition.program))
+    except Exception:  # as below
+        return None
+    progress("peaks", len(made), len(made))
+    return made
 
 
 def _program(job: ExportJob) -> MemoryProgram:
@@ -159,7 +218,12 @@ def _program(job: ExportJob) -> MemoryProgram:
 
 
 def _from_kinds(
-    target: Exportable, workload: Workload, model: torch.nn.Module, whole: Sequence[ExportJob], progress: Progress
+    target: Exportable,
+    workload: Workload,
+    model: torch.nn.Module,
+    whole: Sequence[ExportJob],
+    progress: Progress,
+    confirmed: Confirmed | None = None,
 ) -> list[MemoryProgram] | None:
     """Compose the memory program of each call's graph from that of a truncated model.
 
@@ -170,6 +234,7 @@ def _from_kinds(
     Args:
         model: the whole model.
         whole: the jobs of all calls, at their sizes.
+        confirmed: gets the constants of each job.
     """
     try:
         if (found := truncated_by_kinds(target, workload, model)) is None:
@@ -186,14 +251,21 @@ def _from_kinds(
                 made = _composed(job, own, stacks)
             if made is None:
                 return None
-            every.append(made)
+            every.append(made[0])
+            if confirmed is not None:
+                confirmed[job.id] = made[1]
     except Exception:  # of a truncated model, or of third-party code: the export of the whole model reports errors
         return None
     return every
 
 
-def _composed(few: ExportJob, whole: ExportJob, stacks: Sequence[LayerStack]) -> MemoryProgram | None:
-    """Return the memory program of the whole module's graph; ``None`` if it is not shown to be that."""
+def _composed(
+    few: ExportJob, whole: ExportJob, stacks: Sequence[LayerStack]
+) -> tuple[MemoryProgram, Mapping[int, int]] | None:
+    """Return the memory program of the whole module's graph, and the further constants that it copies.
+
+    ``None``: it is not shown to be that.
+    """
     ran, own = (eager_run(on_fake_cpu(job))[0] for job in (few, whole))
     given, seen = predicted(events_by_layer(ran, stacks), stacks), events_by_layer(own, stacks)
     outside, expected = Counter(seen.pop(OUTSIDE, ())), Counter(given.pop(OUTSIDE, ()))
@@ -206,10 +278,11 @@ def _composed(few: ExportJob, whole: ExportJob, stacks: Sequence[LayerStack]) ->
     )  # fmt: skip
     if copied and copied != made:  # a graph copies all constants of a run, or has them as attributes
         return None
-    composition = composed(program, stacks, constants=more if copied else {})
+    constants = more if copied else {}
+    composition = composed(program, stacks, constants=constants)
     if composition is None or _inputs(composition.program.tensors) != _inputs(own.tensors):
         return None
-    return composition.program
+    return composition.program, constants
 
 
 _CONSTANT: Final = "aten.lift_fresh.default"

@@ -1,0 +1,120 @@
+"""Quantised checkpoints on several devices: bytes of a rank, copies by name, and what no rank can hold, by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import costproof
+from costproof.ledger.mesh import Parallel
+from tests.support.running import costproof as command
+
+HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY, LAYERS = 256, 8, 4, 32, 512, 320, 2
+MATRICES = 7 * LAYERS
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+
+
+def configuration(folder: Path, described: Mapping[str, Any] | None) -> Path:
+    path = folder / "config.json"
+    data = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN, "head_dim": HEAD,
+        "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "vocab_size": VOCABULARY, "dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    data |= {} if described is None else {"quantization_config": described}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def ranks(folder: Path, described: Mapping[str, Any], tp: int) -> Parallel:
+    made = costproof.capture(
+        "llama", config=configuration(folder, described), sources=["analytic"], text_tokens=3, tp=tp
+    )
+    assert made.parallel is not None
+    return made.parallel
+
+
+def copies(found: Parallel, metric: str) -> dict[str, int]:
+    return {d.what: d.amount for d in found.duplicates if (d.stage, d.metric) == ("", metric)}
+
+
+def packed(rows: int, columns: int, *, nested: bool) -> int:
+    """Codes of four bits, a maximum of each 64, a table of 16; nested: maxima of a byte, of which 256 share four."""
+    maxima = -(-rows * columns // 64)
+    tables = 4 * (16 + (256 if nested else 0))
+    return rows * columns // 2 + tables + (maxima + 4 * -(-maxima // 256) if nested else 4 * maxima)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("nested", [True, False])
+def test_ranks_hold_parts_of_four_bits_and_whole_tables(tmp_path: Path, nested: bool, tp: int) -> None:
+    found = ranks(tmp_path, NF4 | {"bnb_4bit_use_double_quant": nested}, tp)
+    heads, kv_heads, inner = HEADS * HEAD // tp, KV_HEADS * HEAD // tp, INNER // tp
+    layer = [(heads, HIDDEN), (kv_heads, HIDDEN), (kv_heads, HIDDEN), (HIDDEN, heads)]
+    layer += [(inner, HIDDEN), (inner, HIDDEN), (HIDDEN, inner)]
+    matrices = LAYERS * sum(packed(*shape, nested=nested) for shape in layer)
+    norms, rest = 2 * HIDDEN * (2 * LAYERS + 1), 2 * 2 * VOCABULARY // tp * HIDDEN + 4 * HEAD
+    (row,) = found.ranks
+    assert row.stages[""]["resident_bytes"] == matrices + norms + rest
+    assert "stored_bytes" not in row.stages[""], "no one knows the text that describes a part"
+    named = copies(found, "resident_bytes")
+    tables = 4 * (16 + (256 if nested else 0))
+    assert named.pop("scales, zero biases, indices and tables of formats that every rank has") == (
+        (tp - 1) * MATRICES * tables
+    )
+    assert (named.pop("norms"), named.pop("tables of rotary embedding")) == ((tp - 1) * norms, (tp - 1) * 4 * HEAD)
+    # Of k and v, 128 maxima of a rank have a scale of four bytes, as 512 of one device have two.
+    assert named == ({"padding of uneven shards": LAYERS * 2 * (4 - 2) * 4} if nested and tp == 4 else {})
+
+
+def test_groups_that_a_rank_would_split_have_no_bytes(tmp_path: Path) -> None:
+    """The output projection has 64 columns on each of four ranks, half a group."""
+    found = ranks(tmp_path, AWQ, 4)
+    assert not {"stored_bytes", "resident_bytes"} & {m for costs in found.ranks[0].stages.values() for m in costs}
+    assert copies(found, "stored_bytes") == {}
+    done = command("fits", f"hf:{tmp_path / 'config.json'}", "--tp", "4", "--memory", "80GB", cwd=tmp_path)
+    assert done.code == 3
+    assert "self_attn.o_proj has 64 columns" in done.stdout + done.stderr
+    assert "stored as AWQ" not in done.stdout
+
+
+def test_copies_without_biases_are_not_called_biases(tmp_path: Path) -> None:
+    """The shape of each packed matrix is a tensor of two int64, which every rank has."""
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    described = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+    named = copies(ranks(tmp_path, described, 2), "stored_bytes")
+    assert named["scales, zero biases, indices and tables of formats that every rank has"] == MATRICES * 16
+    assert not [name for name in named if name.startswith("biases")]
+
+
+def test_each_module_reads_its_part_of_latents_in_eight_bits() -> None:
+    """A rank without the new token expands 50 cached latents of 512 numbers and 4 scales, and reads 64 rotated keys."""
+    made = costproof.capture(
+        "deepseek-v3", sources=["analytic"], text_tokens=100, new_tokens=1, cp=2, rank=0, kv_dtype="fp8",
+        decoding="expanded", layers=1,
+    )  # fmt: skip
+    steps = [n for n in made.ledger("analytic").nodes if n.stage == "decode" and ".layers.0." in n.module]
+    assert {n.module: size for n in steps if (size := n.cost("kv_read_bytes"))} == {
+        "model.layers.0.self_attn.kv_b_proj": 50 * (512 + 4 * 4), "model.layers.0.self_attn": 50 * 2 * 64,
+    }  # fmt: skip
+
+
+def test_copies_along_two_axes_are_told_apart(tmp_path: Path) -> None:
+    """Four ranks have all parameters: one more shares the sequence, two more have another part of the batch."""
+    made = costproof.capture(
+        "llama", config=configuration(tmp_path, None), sources=["analytic"], text_tokens=8, batch=4, cp=2, dp=2
+    )
+    assert made.parallel is not None
+    row = made.parallel.ranks[0]
+    for metric, size in (("params", row.stages[""]["params"]), ("stored_bytes", row.stages[""]["stored_bytes"])):
+        assert copies(made.parallel, metric) == {
+            "copies of ranks that share a sequence": size, "copies of data-parallel ranks": 2 * size,
+        }  # fmt: skip
