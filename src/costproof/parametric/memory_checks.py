@@ -391,11 +391,12 @@ def _in_attention(
         return
     pairs = batch * tokens * (past + tokens)
     made = Counter(n if isinstance(n, int) else evaluate(n, values) for n in tape.sizes)
+    layers = min(2, values.get("text_layers", 1))  # tapes have the last two
     if kind == "eager" and item != 4:
         scores = 4 * pairs * values["text_heads"]
-        yield Recount("memory", where, "has scores and shares in float32", made[scores] >= 2, True)
+        yield Recount("memory", where, "has scores and shares in float32", made[scores] >= 2 * layers, True)
     if kind == "sdpa" and past:
-        yield Recount("memory", where, "has a mask of numbers", made[item * pairs] >= 1 and made[pairs] >= 1, True)
+        yield Recount("memory", where, "has a mask of numbers", made[item * pairs] >= layers and made[pairs] >= 1, True)
 
 
 def _replayed(tape: MemoryTape, values: Mapping[str, int]) -> int:
