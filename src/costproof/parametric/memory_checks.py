@@ -554,6 +554,8 @@ def _limit(
             before = limit.at - step
             ends = [max(_held(model, held, found, limit, at), default=0) for at in (before, limit.at)]
             right = (before < own or ends[0] <= found.memory_bytes) and ends[1] > found.memory_bytes
+            # Behind a window that refuses longer texts nothing grows; the limit is that of the formulas before it.
+            right = right or (ends[0] == ends[1] and limit.setting == "text_tokens")
             yield Recount("memory", where, f"stops to fit at {limit.at}", right, True)
         return
     between = (_with(found.workload, limit, at) for at in range(max(below + 1, limit.at - _MOST_REFUSED), limit.at))
