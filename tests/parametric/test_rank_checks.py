@@ -24,7 +24,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import plans, ranks, sharding
 from costproof.models.pages import formulas as pages
 from costproof.models.registry import load_target
-from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES
+from costproof.models.target import DATA_COPIES, OF_MEMORY, OF_WORK, SEQUENCE_COPIES
 from costproof.parametric import rank_checks, targets
 from costproof.parametric.memory_checks import room_recounts
 from costproof.parametric.rank_checks import copies_by_sets, gathered, scattered
@@ -351,10 +351,10 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(targets, "folded_path", lambda module: module), "llama-3.1-8b", {"tp": 2},
     ),
     "no copies of resident bytes": (
-        _replaced(sharding, "OF_MEMORY", sharding.OF_MEMORY[:3]), "llama-3.1-8b", {"tp": 2},
+        _replaced(sharding, "OF_MEMORY", OF_MEMORY[:3]), "llama-3.1-8b", {"tp": 2},
     ),
     "no copies of reads of the cache": (
-        _replaced(sharding, "OF_WORK", tuple(m for m in sharding.OF_WORK if m != "kv_read_bytes")),
+        _replaced(sharding, "OF_WORK", tuple(m for m in OF_WORK if m != "kv_read_bytes")),
         "llama-3.1-8b", {"cp": 2},
     ),
     "calls along cp under the name of those along dp": (
