@@ -16,6 +16,7 @@ import pytest
 
 import costproof
 from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.estimate import links
 from costproof.estimate.arithmetic import FUSED, Arithmetic
@@ -116,8 +117,21 @@ def _freed_early(tape: MemoryTape, inputs_held: bool, right: Any = MemoryTape._e
     yield from events
 
 
+def _without_numbers(
+    self: LayerTape, elements: Any, rows: Any, reads: Any, *mask: Any, right: Any = LayerTape._fused
+) -> Any:
+    return right(self, elements, rows, (*reads, *(piece for piece in mask[:1] if piece is not None)))
+
+
 PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
-    "inputs that stay": ((MemoryTape, "_each_event", _never_freed), _fits(f"{LLAMA},past=300")),
+    "softmax in the run's dtype": (
+        (LayerTape, "_softmax", lambda self, weights, scores: self._narrow(
+            self._make(scores, self._widen(weights, scores), weights), scores)),
+        _fits(f"{LLAMA},attention=eager"),
+    ),
+    "a mask that is not made numbers": ((LayerTape, "_fused", _without_numbers), _fits(f"{LLAMA},past=301")),
+    "inputs that stay": ((MemoryTape, "_each_event", _never_freed),
+                         _fits("qwen3-8b@chat,text_tokens=20,past=30,layers=1")),
     "memory freed before the result exists": ((MemoryTape, "_each_event", _freed_early), _fits(LLAMA)),
     "masks of two bytes for three": ((memory_module, "_MASK_BYTES", "(2*b + 4)*"), _fits(LLAMA)),
     "T for P": ((memory_module, "_PREFIXES", "kMGPT"), _fits(LLAMA, "3TB")),

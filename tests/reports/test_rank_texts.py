@@ -21,6 +21,7 @@ from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE
 from tests.support.running import costproof
 
 UNITS: Final[dict[str, int | Fraction]] = {
+    "FLOP": 1, "kFLOP": 10**3, "MFLOP": 10**6,
     "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "s": 1, "ms": Fraction(1, 10**3), "µs": Fraction(1, 10**6), "ns": Fraction(1, 10**9),
 }  # fmt: skip
@@ -293,7 +294,7 @@ def check_collectives_and_copies(text: str, data: dict[str, Any], parallel: dict
         r"nothing is left over: (.*?)\.(?: The sums of other metrics are not split into copies: (.*)\.)?$", text, re.M
     )
     for sentence, metrics in ((explained, summed), (left, others)):
-        assert sentence == ", ".join(info.title for m, info in EVERY_METRIC.items() if m in metrics)
+        assert sentence == "; ".join(info.title for m, info in EVERY_METRIC.items() if m in metrics)
 
 
 def check_dispatches(
@@ -382,6 +383,38 @@ def test_columns_of_the_tables_of_links(tmp_path: Path) -> None:
         assert rounds(shape[3], of["overlapped_s"])
     assert links["ranks"][-1]["ranks"] == [8, 9, 10, 11]
     assert {c["kind"] for c in slowest if c["sent_bytes"] != c["payload_bytes"]} == {"all_reduce"}
+
+
+def test_loads_of_ranks_under_a_given_routing(tmp_path: Path) -> None:
+    """A rank of four has two of eight experts of each layer; each choice of one of them is a pair."""
+    routing = route(tmp_path, SMALL_EXPERTS, ("--batch", "5", "--text-tokens", "4", "--new-tokens", "2"))
+    name, *option = configured(tmp_path, SMALL_EXPERTS)
+    run = f"{name}@chat,ep=4,dp=4,rank=1,batch=5,text_tokens=4,new_tokens=2,pairs=pairs.json"
+    line = ("-q", "roofline", run, *option, "--on", "4xh100-sxm")
+    loads = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)["routed_ranks"]
+    text = costproof(*line, "-f", "md", cwd=tmp_path).stdout
+    rows = table(text, "Stage", "Rank", "Pairs", "Touched a layer", "Weights read", "FLOPs of experts", "Sent")
+    assert [(row["Stage"], row["Rank"]) for row in rows] == [(stage, str(n)) for stage in routing for n in range(4)]
+    for row, load in zip(rows, loads, strict=True):
+        layers = [layer for call in routing[row["Stage"]] for layer in call]
+        mine = [[e for chosen in layer for e in chosen if e // 2 == int(row["Rank"])] for layer in layers]
+        pairs, touched = sum(map(len, mine)), sum(len({*layer}) for layer in mine)
+        assert exact(row["Pairs"]) == load["pairs"] == pairs
+        mean = Fraction(touched, len(mine))
+        assert abs(Fraction(row["Touched a layer"]) - mean) <= mean / 2000  # four digits
+        # Three matrices of 64 x 32 in an expert: 2 bytes for each element, and 2 FLOPs for each element and pair.
+        assert rounds(row["Weights read"], touched * 3 * 64 * 32 * 2)
+        assert rounds(row["FLOPs of experts"], pairs * 3 * 64 * 32 * 2)
+        sent = dict(form.split(" ", 1) for form in row["Sent"].split(", "))
+        assert {*sent} == {*load["sent"]}
+        assert all(rounds(sent[form], load["sent"][form]) for form in sent)
+    for stage in routing:
+        of_ranks = {row["Rank"]: exact(row["Pairs"]) for row in rows if row["Stage"] == stage}
+        told = re.search(rf"{stage}: rank (\d) has the most .*?, (\d+), rank (\d) the fewest, (\d+); ([\d.]+) in", text)
+        assert told is not None
+        assert of_ranks[told[1]] == int(told[2]) == max(of_ranks.values())
+        assert of_ranks[told[3]] == int(told[4]) == min(of_ranks.values())
+        assert Fraction(told[5]) == Fraction(sum(of_ranks.values()), 4)
 
 
 def test_ranks_of_fits_are_those_of_its_json(tmp_path: Path) -> None:
@@ -528,8 +561,8 @@ def test_metrics_without_copies_are_named(tmp_path: Path) -> None:
     ((explained, left),) = re.findall(
         r"nothing is left over: (.*?)\. The sums of other metrics .* copies: (.*)\.$", text, re.M
     )
-    assert left == "stored bytes, FLOPs"
-    assert not {"stored bytes", "FLOPs"} & {*explained.split(", ")}
+    assert left == "stored bytes; FLOPs"
+    assert not {"stored bytes", "FLOPs"} & {*explained.split("; ")}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import costproof.api  # noqa: F401  (which sets how notebooks show results)
 from costproof.ledger.capture import WholeModel
 from costproof.reports.escape import markdown
 from costproof.reports.outputs import variants

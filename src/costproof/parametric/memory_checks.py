@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any, Final
 
 from costproof.algebra.evaluation import evaluate
-from costproof.algebra.series import CONTEXT
+from costproof.algebra.series import CACHED, CONTEXT
 from costproof.algebra.symbols import parse
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.estimate.memory import Fits, MemoryLimit, MeshTried
@@ -355,6 +355,7 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
             values[CONTEXT.name] += values["N"] - 1
         where_of = f"{where}, {'/'.join(filter(None, place))}"
         yield Recount("memory", where_of, "live_bytes", peaks[place], _replayed(tape, values))
+        yield from _in_attention(type(model).__name__, run, where_of, values, tape)
     for place, tape in model.memory(run).items() if prompt is not None and run.mesh.one and not run.rows else ():
         of_call = {**model.info().symbols, **calls[place[:2]]}
         # The cache of the last step has all tokens before it; that of a decoder after an encoder is apart.
@@ -367,6 +368,34 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     last = replace(run, logits="last")
     few = live_peaks(model, last, inputs_held=False) if run != last and _is_accepted(model, last) else {}
     yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, max(few.values(), default=0))
+
+
+_SOFTMAX_IN_FLOAT32: Final = (
+    "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3",
+)  # fmt: skip
+"""Classes of families whose ``eager_attention_forward`` in transformers has its softmax in float32."""
+
+
+def _in_attention(
+    family: str, run: Workload, where: str, values: Mapping[str, int], tape: MemoryTape
+) -> Iterator[Recount]:
+    """Yield checks that a tape of a prompt has what attention makes besides numbers in the run's dtype.
+
+    Softmax of written-out attention has scores and their shares in float32; fused attention on a CPU turns a boolean
+    mask, which a prompt behind a past needs, into numbers. Layers with a window have other sizes and are not checked.
+    """
+    tokens, past, batch = (values.get(name, 0) for name in ("S", CACHED.name, "B"))
+    kind, item = run.attention, FLOAT_BYTES[run.dtype]
+    known = family in _SOFTMAX_IN_FLOAT32 and "text_window" not in values and "text_heads" in values
+    if not known or not run.mesh.one or run.rows or tokens < 2 or not batch:
+        return
+    pairs = batch * tokens * (past + tokens)
+    made = Counter(n if isinstance(n, int) else evaluate(n, values) for n in tape.sizes)
+    if kind == "eager" and item != 4:
+        scores = 4 * pairs * values["text_heads"]
+        yield Recount("memory", where, "has scores and shares in float32", made[scores] >= 2, True)
+    if kind == "sdpa" and past:
+        yield Recount("memory", where, "has a mask of numbers", made[item * pairs] >= 1 and made[pairs] >= 1, True)
 
 
 def _replayed(tape: MemoryTape, values: Mapping[str, int]) -> int:
