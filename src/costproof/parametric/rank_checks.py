@@ -106,6 +106,11 @@ def note_recounts(notes: Iterable[str], workload: Workload, symbols: Mapping[str
     for text in said:
         for what, number, again in zip(("entries", "unit"), re.findall(r"\d+", text), (size, unit), strict=True):
             yield Recount("", "the note on the padded vocabulary", what, int(number), again)
+    copied = [note.partition(": ")[2] for note in notes if note.startswith("key/value heads are copied before")]
+    for text in copied:
+        own = symbols.get("text_kv_heads", 0), mesh.tp
+        for what, number, again in zip(("heads", "ranks"), re.findall(r"\d+", text), own, strict=True):
+            yield Recount("", "the note on copied heads", what, int(number), again)
 
 
 # --- Places of ranks, and their parts of the batch -------------------------------------------------------------------
