@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import lcm
 from typing import Final
 
 import sympy
@@ -16,6 +17,7 @@ from costproof.analytic.compose import HeldNode
 from costproof.analytic.costs import Layer, Matrix, Size, costs_of
 from costproof.analytic.linear import LmHead
 from costproof.analytic.quantised import MatrixShape, Sizes, cache_scales, parts_of, scaling, unpacking
+from costproof.ledger.attributes import attribute
 from costproof.ledger.metrics import EVERY_METRIC, OF_CHECKPOINT, OF_QUANTISED, STORAGE, UNPACKED, UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Dtype
@@ -343,8 +345,11 @@ def _texts(
         cache: kind of the scales that it stores for its cache.
     """
     sums = _Sum().plus({"scale": cache_scales(cache, dtype)})
+    after = _biases_after_sums(layers)
     for matrix, of in quantised:
-        sums = sums.plus(_parts(matrix, of, dtype), matrix.count)
+        parts = _parts(matrix, of, dtype)
+        # A bias that is added after a sum over ranks takes the place of the zero bias of a format.
+        sums = sums.plus(parts if after == 0 or matrix.bias else {**parts, "bias": (0, 0)}, matrix.count)
         if of.undetermined() or (of.in_numbers and matrix.digits is None):
             sums = replace(sums, stored_bytes=None, stored_elements=None)
     costs = [costs_of(layer) for layer in layers]
@@ -354,7 +359,7 @@ def _texts(
     if not any({"weight_bytes", "buffer_bytes"} & c.unknown for c in costs):
         gone = sum(matrix.elements for matrix, _ in quantised) * _ITEM
         resident = sum(c.weight_bytes + c.buffer_bytes for c in costs) - gone
-        resident += _biases_after_sums(layers) * (FLOAT_BYTES[dtype] - _ITEM) if quantised else 0
+        resident += after * (FLOAT_BYTES[dtype] - _ITEM) if quantised else 0
     found: tuple[Size | None, ...] = (
         _added(sums.stored_bytes, plain * FLOAT_BYTES[dtype] + kept[0]),
         _added(sums.stored_elements, plain + kept[1]),
@@ -386,29 +391,55 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
         return
     outside = layout.path(path)
     kinds = layout.classes(path) if matrix.kind == "Linear" and not is_head else (matrix.kind,)
-    rows, columns = (_number(size, storage.sizes) for size in (matrix.rows, matrix.columns))
-    if any(rule.format.in_numbers for rule in scheme.rules) and storage.sizes.get("tp", 1) == 1:
+    # The whole matrix decides; a rank has a part of it.
+    whole = {**storage.sizes, **dict.fromkeys(("tp", "ep"), 1)} if _is_part(storage) else storage.sizes
+    rows, columns = (_number(size, whole) for size in (matrix.rows, matrix.columns))
+    if any(rule.format.in_numbers for rule in scheme.rules) and not _is_part(storage):
         matrix = replace(matrix, digits=len(str(rows)) + len(str(columns)))
     if matrix.kind != "Expert":
         place = LinearModule(
             outside, kinds[0], columns, is_head, in_numbered_layer(path), path, kinds, rows,
             layout.loads_in_float32(path),
         )  # fmt: skip
-        yield scheme.format_of(place), matrix
+        yield _checked_part(scheme.format_of(place), matrix, outside, storage), matrix
         return
     names = layout.expert_layers[:2] if matrix.joined else layout.expert_layers[2:]
     if scheme.stacked:
-        yield scheme.format_of(LinearModule(f"{outside}.0.{names[0]}", "Expert", columns, rows=rows)), matrix
+        of = scheme.format_of(LinearModule(f"{outside}.0.{names[0]}", "Expert", columns, rows=rows))
+        yield _checked_part(of, matrix, outside, storage), matrix
         return
     for name in names:
         rows_of = rows // len(names)
         part = replace(matrix, rows=rows_of if isinstance(matrix.rows, int) else matrix.rows / len(names))
         if not scheme.names_experts:
-            yield scheme.format_of(LinearModule(f"{outside}.0.{name}", "Expert", columns, rows=rows_of)), part
+            of = scheme.format_of(LinearModule(f"{outside}.0.{name}", "Expert", columns, rows=rows_of))
+            yield _checked_part(of, part, outside, storage), part
             continue
         for i in range(_number(matrix.count, storage.sizes)):
             of = scheme.format_of(LinearModule(f"{outside}.{i}.{name}", "Expert", columns, rows=rows_of))
+            of = _checked_part(of, part, outside, storage)
             yield of, replace(part, count=1, read=None if part.read is None else part.read / part.count)
+
+
+def _is_part(storage: Storage) -> bool:
+    """Return whether matrices are those of a rank that has parts of them."""
+    return storage.sizes.get("tp", 1) > 1
+
+
+def _checked_part(of: Format | None, part: Matrix, path: str, storage: Storage) -> Format | None:
+    """Return the format of a matrix, of whose groups a rank must have whole ones.
+
+    Raises:
+        UnknownFormat: the rank would have a part of a group, which no engine stores.
+    """
+    if of is None or not _is_part(storage):
+        return of
+    sizes = tuple(_number(size, storage.sizes) for size in (part.rows, part.columns))
+    units = of.unit[0], lcm(of.unit[1], attribute(of, "group", None) or 1)
+    if any(size % unit for size, unit in zip(sizes, units, strict=True)):
+        why = f"{path[:60]} of a rank has {sizes[0]} x {sizes[1]}, and groups are of {units[0]} x {units[1]}"
+        raise UnknownFormat(storage.scheme.method, why)
+    return of
 
 
 def _number(size: Size, values: Mapping[str, int]) -> int:

@@ -273,10 +273,11 @@ def _unpacking_recounts(
 ) -> Iterator[Recount]:
     """Yield second counts of unpacking the linear layers of a decoder, from the weights that their FLOPs multiply.
 
-    Each call multiplies a weight by its scale; MLX adds an offset, and nested maxima of bitsandbytes take a product and
-    a sum for each block of 64. Layers of latents, which steps absorb, are left out.
+    Each call multiplies a weight by its scale; MLX and gemv_fast of AWQ add an offset, and nested maxima of
+    bitsandbytes take a product and a sum for each block of 64. Layers of latents, which steps absorb, are left out.
     """
     each = {"gptq": 1, "awq": 1, "bitsandbytes": 1, "mlx": 2}.get(stored.scheme(model_type).method)
+    each = 2 if each and re.search(r'"(version|backend)": *"gemv_fast"', stored.described) else each
     in_eight_bits = "load_in_" in stored.described and not re.search(r'"_?load_in_4bit": *true', stored.described)
     if each is None or in_eight_bits:  # whose products take inputs of eight bits, so that nothing is unpacked
         return
