@@ -79,8 +79,30 @@ def test_groups_that_a_rank_would_split_have_no_bytes(tmp_path: Path) -> None:
     assert copies(found, "stored_bytes") == {}
     done = command("fits", f"hf:{tmp_path / 'config.json'}", "--tp", "4", "--memory", "80GB", cwd=tmp_path)
     assert done.code == 3
-    assert "self_attn.o_proj has 64 columns" in done.stdout + done.stderr
+    assert "self_attn.o_proj of a rank has 256 x 64, and groups are of 8 x 128" in done.stdout + done.stderr
     assert "stored as AWQ" not in done.stdout
+
+
+def test_a_format_without_a_check_of_its_own_does_not_fall_back_to_16_bits(tmp_path: Path) -> None:
+    """torchao leaves a matrix of 64 columns alone in groups of 128, but this one has 256, of which a rank has 64."""
+    kind = {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 128}}
+    found = ranks(tmp_path, {"quant_method": "torchao", "quant_type": {"default": kind}}, 4)
+    assert "stored_bytes" not in found.ranks[0].stages[""]
+
+
+def test_a_bias_behind_a_sum_takes_the_place_of_the_zero_bias(tmp_path: Path) -> None:
+    """GPTQ stores a bias of each layer, which a rank has once: not zeros beside the one that is added to sums."""
+    path = configuration(tmp_path, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False})
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attention_bias": True}))
+    made = costproof.capture("llama", config=path, sources=["analytic"], text_tokens=3, tp=2)
+    assert made.parallel is not None
+    heads, kv_heads, inner = HEADS * HEAD // 2, KV_HEADS * HEAD // 2, INNER // 2
+    shapes = [(heads, HIDDEN), (kv_heads, HIDDEN), (kv_heads, HIDDEN), (HIDDEN, heads)]
+    shapes += [(inner, HIDDEN), (inner, HIDDEN), (HIDDEN, inner)]
+    # Words of 8 numbers and of 8 zero points, scales and biases of 2 bytes, and the group of each column.
+    layer = sum(o * i // 2 + i // 32 * o // 2 + 2 * (i // 32) * o + 2 * o + 4 * i for o, i in shapes)
+    rest = 2 * HIDDEN * (2 * LAYERS + 1) + 2 * 2 * VOCABULARY // 2 * HIDDEN
+    assert made.parallel.ranks[0].stages[""]["stored_bytes"] == LAYERS * layer + rest
 
 
 def test_copies_without_biases_are_not_called_biases(tmp_path: Path) -> None:
