@@ -299,8 +299,9 @@ def stored(data: object, path: Path | None) -> Stored:
         signs = {} if weights and cache else _signs(path.parent)
         weights += [] if weights else [f"{_NOT_NAMED} ({sign})" for sign in signs.get("weights", ())]
         cache += [] if cache else [f"{_NOT_NAMED} ({sign})" for sign in signs.get("cache", ())]
-    if not weights and (missed := next(_described_again(data, path), "")):
+    if not weights and (missed := next(_described_again(data), "")):
         check_recounts([Recount("configuration", missed, "the description of quantised weights is read", False, True)])
+    weights += [] if weights else [f"{_NOT_NAMED} ({file})" for file in _files_again(path)]
     if not weights:
         odd = next((name for name in _dtypes(data) if name not in (*get_args(Dtype), "auto")), "")
         weights += [f"{odd[:_LONGEST]} (the dtype that the configuration names)"] if odd else []
@@ -412,10 +413,10 @@ _CONTENT: Final = re.compile(
 )
 
 
-def _described_again(data: object, path: Path | None) -> Iterator[str]:
-    """Yield the places that describe quantised weights, by the contents of objects at any depth and names of files.
+def _described_again(data: object) -> Iterator[str]:
+    """Yield the places that describe quantised weights, by the contents of objects at any depth.
 
-    A second reading, to check the first one, which looks up keys of :data:`_KEY` and :data:`QUANTISATION_FILES`.
+    A second reading, to check the first one, which looks up keys of :data:`_KEY`.
     """
     left = [(data, "$")]
     while left:
@@ -430,6 +431,13 @@ def _described_again(data: object, path: Path | None) -> Iterator[str]:
         grouped = 1 < bits < 16 and not {"group_size", "q_group_size"}.isdisjoint(value)
         if method or grouped or True in (value.get("load_in_4bit"), value.get("load_in_8bit")):
             yield where
+
+
+def _files_again(path: Path | None) -> Iterator[str]:
+    """Yield the files beside a configuration that speak of quantised weights, besides :data:`QUANTISATION_FILES`.
+
+    A tool of which nothing is known wrote them, so that the weights are of no known format.
+    """
     for file in sorted(path.parent.iterdir()) if path is not None and path.parent.is_dir() else ():
         if _SPEAKS.fullmatch(file.name) and file != path and file.is_file():
             text = file.read_bytes()[:_MOST_READ].decode("utf-8", "replace")
