@@ -140,3 +140,18 @@ def test_copies_along_two_axes_are_told_apart(tmp_path: Path) -> None:
         assert copies(made.parallel, metric) == {
             "copies of ranks that share a sequence": size, "copies of data-parallel ranks": 2 * size,
         }  # fmt: skip
+
+
+def test_ranks_that_store_parts_have_copies_along_dp_only(tmp_path: Path) -> None:
+    """Two ranks store halves, in two copies; norms of 256 and tables of 320 x 256 divide, so that nothing is padded."""
+    made = costproof.capture(
+        "llama", config=configuration(tmp_path, None), sources=["analytic"], text_tokens=8, batch=4, fsdp=2, dp=2
+    )
+    assert made.parallel is not None
+    matrices = 2 * HEADS * HEAD * HIDDEN + 2 * KV_HEADS * HEAD * HIDDEN + 3 * INNER * HIDDEN
+    every = LAYERS * matrices + HIDDEN * (2 * LAYERS + 1) + 2 * VOCABULARY * HIDDEN
+    assert copies(made.parallel, "stored_elements") == {"copies of data-parallel ranks": every}
+    assert copies(made.parallel, "stored_bytes") == {"copies of data-parallel ranks": 2 * every}
+    # And 16 frequencies of four bytes, twice, which all four have.
+    buffers = 2 * 4 * HEAD // 2
+    assert copies(made.parallel, "resident_bytes") == {"copies of data-parallel ranks": 2 * every + 3 * buffers}

@@ -38,7 +38,7 @@ from costproof.ledger.mesh import (
     shard,
     stage_layers,
 )
-from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, STAGE_WIDE, STORAGE, UNFUSED, UNPACKED, UNPACKING
+from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, STAGE_WIDE, UNFUSED, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES, TargetInfo, Workload
 from costproof.models.target import DATA_COPIES, OF_MEMORY, SEQUENCE_COPIES
@@ -297,10 +297,9 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
 def _identity(found: Parallel, workload: Workload, counted: Ledger, one: Ledger) -> Iterator[Recount]:
     """Yield checks that copies are named of all metrics but those of communication and of unpacking.
 
-    Ranks that store parts of parameters have no tensors of a checkpoint. Of ranks along ``tp`` that send pairs of their
-    own, only metrics without single terms have copies.
+    Of ranks along ``tp`` that send pairs of their own, only metrics without single terms have copies.
     """
-    left = {*EXCHANGED, UNPACKED, UNPACKING, *(STORAGE if found.mesh.fsdp > 1 else ())}
+    left = {*EXCHANGED, UNPACKED, UNPACKING}
     left |= _BY_TERMS - STAGE_WIDE if found.mesh.tp > 1 and DISPATCH in workload.inputs else set()
     placed = {(stage if metric not in STAGE_WIDE else "", metric) for stage in one.stages for metric in counted.metrics}
     for stage, metric in sorted(placed):

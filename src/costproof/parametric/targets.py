@@ -49,13 +49,14 @@ from costproof.ledger.mesh import (
     Collectives,
     Dispatch,
     Duplicate,
+    Mesh,
     Parallel,
     RankCosts,
     bytes_of,
     on_one_device,
     own_batch,
 )
-from costproof.ledger.metrics import FLOOR, KEPT, Metric
+from costproof.ledger.metrics import FLOOR, KEPT, STORAGE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
@@ -250,6 +251,8 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         undivided = _rank_costs(_terms(stored_formulas(target, run)), counted, values, config)
     held, done = sharing.by_terms()
     copies = (*_duplicates(one, workload, sharing),)
+    if mesh.fsdp > 1 and set(STORAGE) <= {*counted.metrics, *one.metrics}:
+        held, copies = (*held, *STORAGE), (*copies, *_of_stored_parts(one, copies, mesh))
     stored = sum(d.amount for d in copies if (d.stage, d.metric) == ("", "weight_bytes"))
     stored += one.total("weight_bytes") or 0
     found = Parallel(
@@ -265,6 +268,28 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
     )  # fmt: skip
     whole = whole_prompt(target, workload)
     return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
+
+
+def _of_stored_parts(one: Ledger, copies: Sequence[Duplicate], mesh: Mesh) -> Iterator[Duplicate]:
+    """Yield the duplicates of what ranks store and load if each stores parts of parameters: those of parameters.
+
+    Buffers, which are not in parts, each rank of a pipeline stage has whole.
+    """
+    params, elements, size = (one.total(m) or 0 for m in ("params", "stored_elements", "stored_bytes"))
+    item, others = size // params, mesh.world // mesh.pp - 1  # buffers are fewer than parameters
+    found: Counter[tuple[str, Metric]] = Counter({
+        ("buffers", "stored_elements"): others * (elements - params),
+        ("buffers", "stored_bytes"): others * (size - params * item),
+    })  # fmt: skip
+    for d in copies:
+        if not d.stage and d.metric == "params":
+            found[d.what, "stored_elements"] += d.amount
+            found[d.what, "stored_bytes"] += d.amount * item
+        elif not d.stage and d.metric in ("weight_bytes", "buffer_bytes"):
+            found[d.what, "resident_bytes"] += d.amount
+    for (what, metric), amount in found.items():
+        if amount:
+            yield Duplicate(what, "", metric, amount, bytes_of(metric, amount))
 
 
 OF_FURTHER: Final[tuple[Metric, ...]] = (*HELD, "stored_bytes", "stored_elements", "resident_bytes")
