@@ -195,7 +195,7 @@ def test_stages_and_replicas_read_and_send_by_hand() -> None:
     found = ranks(small, pp=2, dp=2, batch=2, text_tokens=3)
     copies = {(d.what, d.metric): d.amount for d in found.duplicates}
     assert copies["hidden states that stages send", "input_bytes"] == 2 * 3 * 4096 * 2
-    assert copies["tables of rotary embedding", "output_bytes"] == 2 * 3 * 2 * model.config.head_dim * 2
+    assert copies["tables of rotary embedding", "output_bytes"] == 2 * 3 * model.config.head_dim * 2
     read = found.one_device["prefill"]["weight_read_bytes"] - 2 * 3 * 4096 * 2  # but for the rows of each batch
     assert copies["copies of data-parallel ranks", "weight_read_bytes"] == read
 

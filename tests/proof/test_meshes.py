@@ -13,7 +13,7 @@ from costproof.analytic import collectives, compose, shared_sequence
 from costproof.analytic.costs import LayerCosts, costs_of
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput, Problems
-from costproof.models.decoding.sharding import Shards
+from costproof.models.decoding.copies import RankCopies
 from costproof.models.proof import Proof
 from costproof.models.registry import TARGETS, load_target
 from costproof.run.proof_pieces import carry_out_piece
@@ -55,13 +55,13 @@ def test_random_configurations_equal_their_graphs() -> None:
 
 
 def test_a_planted_copy_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Shards, "held_by", lambda self, role, metric: (1, ""))
+    monkeypatch.setattr(RankCopies, "held_by", lambda self, role, metric: (1, ""))
     (wrong, *_) = answers(proof(tp=4), "ranks")
     assert {c.metric for c in wrong.counterexamples} >= {"params", "kv_cache_bytes"}
 
 
 def test_a_planted_replica_is_refuted_in_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Shards, "copies_of_batches", lambda self, role, metric: 1)
+    monkeypatch.setattr(RankCopies, "copies_of_batches", lambda self, role, metric: 1)
     (wrong, *_) = answers(proof(dp=2), "ranks")
     assert {c.metric for c in wrong.counterexamples if c.module == "all ranks"} >= {"params", "weight_bytes"}
 
@@ -130,7 +130,7 @@ def test_exchanges_are_claimed_and_a_wrong_one_is_refuted(
 def test_a_wrong_copy_of_shared_sequences_or_parameters_is_refuted_in_symbols(
     mesh: dict[str, Any], method: str, planted: object, metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Shards, method, lambda *_: planted)
+    monkeypatch.setattr(RankCopies, method, lambda *_: planted)
     (wrong, *_) = answers(proof(**mesh), "ranks")
     assert metric in {c.metric for c in wrong.counterexamples if c.module == "all ranks"}
 

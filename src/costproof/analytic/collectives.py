@@ -209,7 +209,7 @@ class ExchangedPairs:
     of gathered tokens do.
 
     Of ``slices`` ranks along ``tp``, which have the same tokens, each sends the pairs of one slice, tokens / slices of
-    them, and they gather the results of all, in the dtype of the weights:
+    them, for which it reads min(tokens, pairs) rows, and they gather the results of all, in the dtype of the weights:
 
         all_gather: comm_payload_bytes = tokens hidden weight_item
         comm_bytes = (slices - 1) / slices tokens hidden weight_item

@@ -309,16 +309,18 @@ def largest_quantised(ledger: Ledger, storage: Storage) -> int:
 
     A stack of experts that the checkpoint stores in a single tensor counts whole, other experts one by one.
 
+    Branches: the matrix that is largest at these sizes is asked for, not a formula of it.
+
     Raises:
         UnknownFormat: the format of a module is not known.
     """
-    found = 0
+    sizes = [0]
     for node in ledger.nodes:
         for matrix, of in _matrices(node, storage) if isinstance(node, HeldNode) else ():
             if of is not None:
                 count = matrix.count if matrix.kind == "Expert" and storage.scheme.stacked else 1
-                found = max(found, _number(matrix.rows * matrix.columns * count, storage.sizes))
-    return found
+                sizes.append(_number(matrix.rows * matrix.columns * count, storage.sizes))
+    return max(sizes)
 
 
 def _format_of_tied(head: LmHead, node: HeldNode, storage: Storage) -> Format | None:
@@ -411,6 +413,7 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
     for name in names:
         rows_of = rows // len(names)
         part = replace(matrix, rows=rows_of if isinstance(matrix.rows, int) else matrix.rows / len(names))
+        part = part if part.digits is None else replace(part, digits=len(str(rows_of)) + len(str(columns)))
         if not scheme.names_experts:
             of = scheme.format_of(LinearModule(f"{outside}.0.{name}", "Expert", columns, rows=rows_of))
             yield _checked_part(of, part, outside, storage), part
@@ -422,7 +425,10 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
 
 
 def _is_part(storage: Storage) -> bool:
-    """Return whether matrices are those of a rank that has parts of them."""
+    """Return whether matrices are those of a rank that has parts of them.
+
+    Branches: on the number of ranks, of which one has whole matrices.
+    """
     return storage.sizes.get("tp", 1) > 1
 
 

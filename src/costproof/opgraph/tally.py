@@ -64,16 +64,22 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
     roots = costed.roots
     gathered = {roots.get((x := op.tensors[-1]).id, x).id: _joined(op.outputs) for op in exchanged if op.outputs}
     # Or they run on pairs of a token and an expert that other ranks send; a token has as many as this rank sends of it.
+    # Ranks that have the same tokens send pairs of a slice each, and gather its results.
     sent: dict[Region, Value] = {}
+    slices: dict[Region, Value] = {}
     for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
-        if isinstance(cost, OpCost) and cost.comm is not None and cost.comm[0] == "all_to_all" and _activations(op):
-            sent.setdefault((op.module, op.call), next(x for x in reversed(op.tensors) if x.floating))
+        if isinstance(cost, OpCost) and cost.comm is not None and _activations(op):
+            of_kind = {"all_to_all": sent, "all_gather": slices}.get(cost.comm[0])
+            if of_kind is not None:
+                of_kind.setdefault((op.module, op.call), next(x for x in reversed(op.tensors) if x.floating))
     shares: dict[tuple[str, int, Size], tuple[Size, Size]] = {}
     for (module, call, name), (stack, rows) in reads.items():
         entering = [t.value for t in traffic[module, call].inputs if made.get(t.value.id, -1) < begins[module, call]]
         if (pairs := sent.get((module, call))) is not None:
             rows = [sympy.cancel(sympy.sympify(numel(pairs)) / pairs.shape[-1])]
-        tokens = _tokens((gathered.get(roots.get(x.id, x).id, x) for x in entering), stack.shape[1:])
+        own = (gathered.get(roots.get(x.id, x).id, x) for x in entering)
+        part = slices.get((module, call)) if pairs is not None else None
+        tokens = _tokens(own if part is None else (part,), stack.shape[1:])
         found[name] = (
             None if tokens is None else _share(numel(stack), total(rows), tokens, stack.shape[0], partial=partial)
         )

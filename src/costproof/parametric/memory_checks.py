@@ -382,7 +382,7 @@ def _in_attention(
     """Yield checks that a tape of a prompt has what attention makes besides numbers in the run's dtype.
 
     Softmax of written-out attention has scores and their shares in float32; fused attention on a CPU turns a boolean
-    mask, which a prompt behind a past needs, into numbers. Layers with a window have other sizes and are not checked.
+    mask, which a prompt after cached tokens needs, into numbers. Layers with a window have other sizes: unchecked.
     """
     tokens, past, batch = (values.get(name, 0) for name in ("S", CACHED.name, "B"))
     kind, item = run.attention, FLOAT_BYTES[run.dtype]

@@ -136,7 +136,7 @@ def _overview(static: StaticCompute) -> list[Block]:
         rows.append((f"… and {len(static.stages) - MAX_STAGES} more", "", *[""] * (len(columns) + len(titles))))
     low = static.totals_at_least
     sums = (human_or_bound(static.totals.get(name), low.get(name), unit) for name, _, unit in columns)
-    ran = [at for at, s in enumerate(static.stages) if s.costs.get("calls") != 0]
+    ran = [at for at, s in enumerate(static.stages) if "calls" not in s.costs or s.costs["calls"] != 0]
     most = (human(largest(sizes[title][at] for at in ran), "B") for title in titles)
     if not static.one_stage:
         rows.append((Strong("total"), "", *sums, *most))
