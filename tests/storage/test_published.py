@@ -349,9 +349,9 @@ def bytes_of_a_module(*, tp: int, ep: int, whole: bool) -> tuple[int, dict[str, 
     ("mesh", "sizes", "holding"),
     [
         ("tp=8,ep=8", (8, 8, True), 8),
-        ("tp=4,plan=vllm", (4, 1, False), 4),
+        pytest.param("tp=4,plan=vllm", (4, 1, False), 4, marks=pytest.mark.thorough),
         ("dp=8,ep=8,batch=8", (1, 8, True), 8),
-        ("tp=2,pp=2,dp=2,batch=2", (2, 1, True), 4),
+        pytest.param("tp=2,pp=2,dp=2,batch=2", (2, 1, True), 4, marks=pytest.mark.thorough),
     ],
 )
 def test_the_module_for_further_tokens_on_a_mesh(mesh: str, sizes: tuple[int, int, bool], holding: int) -> None:

@@ -136,9 +136,9 @@ def of_kinds(kinds: tuple[str, ...]) -> dict[str, Any]:
         pytest.param(5, 3, MIXED, {}, marks=pytest.mark.slow),
         pytest.param(16, 3, CHUNKS, {}, marks=pytest.mark.slow),  # no layer of the cache grows
         pytest.param(
-            15, 12, MIXED, {}, marks=pytest.mark.slow
+            15, 12, MIXED, {}, marks=pytest.mark.thorough
         ),  # borders before 18 and 24, on both sides of the middle
-        pytest.param(15, 40, CHUNKS, {}, marks=pytest.mark.slow),
+        pytest.param(15, 40, CHUNKS, {}, marks=pytest.mark.thorough),
         pytest.param(14, 9, MIXED, {"attention": "eager"}, marks=pytest.mark.slow),
     ],
 )
