@@ -257,6 +257,30 @@ def test_a_wrong_limit_of_ranks_is_found_by_the_command(monkeypatch: pytest.Monk
                 costproof.fits(target, memory=memory)
 
 
+def test_a_length_behind_the_window_is_found_from_accepted_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of 4096 refuses longer texts after a past of 20, behind it a cache does not grow: 8,192 B a token do.
+
+    One position more than fits is the first that does not: the past and the new token hold 21 of them.
+    """
+    target, room, token = "mistral@chat,past=20,attention=flash_attention_2,layers=2", 900 * 10**9, 2 * 2 * 8 * 128 * 2
+    found = costproof.fits(target, memory=room)
+    (limit,) = (x for x in found.limits if (x.setting, x.held) == ("text_tokens", "weights and cache"))
+    lasting = (found.weights_bytes or 0) + (found.buffers_bytes or 0)
+    assert (limit.outcome, limit.at) == ("refused", (room - lasting) // token + 1 - 21)
+    assert [(p.at, p.bytes - lasting) for p in limit.points] == [(4096 - 20 - 3, (4096 - 2) * token)]
+    solve = fits_module.memory_limits
+    for off in (1, -1):
+
+        def moved(*of: Any, off: int = off) -> Iterator[MemoryLimit]:
+            for x in solve(*of):
+                yield replace(x, at=(x.at or 0) + off) if x.setting == "text_tokens" and "cache" in x.held else x
+
+        with monkeypatch.context() as planted:
+            planted.setattr(fits_module, "memory_limits", moved)
+            with pytest.raises(Bug, match="stops to fit at"):
+                costproof.fits(target, memory=room)
+
+
 def test_borders_of_ranks_that_share_a_batch() -> None:
     """A rank of three computes as one device does with its part: the first batch that gives the first rank 3 n + 1."""
     one = costproof.roofline("llama-3.1-8b@chat,batch=3", on="h100-sxm")

@@ -225,13 +225,25 @@ def limit(
     **own: int,
 ) -> MemoryLimit:
     monkeypatch.setattr(GraphRun, "_graphs", lambda self: [("prefill", frozenset(free), conditions)])
+    (found,) = toy_run(form, **own).limits(setting, 100, room)
+    return found
+
+
+def toy_run(form: str, **own: int) -> GraphRun:
+    """Return a run whose graph has this formula of the cache bytes; of an unknown cache, if there is none."""
     exprs: dict[Metric, str] = {"kv_cache_bytes": form} if form else {}
     node = CostNode("prefill", "prompt", "a", "", {} if form else {"kv_cache_bytes": None}, exprs)
     ledger = Ledger(source="static", nodes=(node,), metrics=("kv_cache_bytes",), stages=("prefill",))
     workload = replace(Workload("custom", text_tokens=10, new_tokens=0, batch=2), **cast("dict[str, Any]", own))
-    run = GraphRun(cast(Exportable, Toy()), workload, ledger)
-    (found,) = run.limits(setting, 100, room)
-    return found
+    return GraphRun(cast(Exportable, Toy()), workload, ledger)
+
+
+def test_a_cache_that_grows_in_steps_has_no_bytes_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8 bytes a token the next one takes 8; with one entry of 4 tokens the twelfth takes 16, the eleventh 8."""
+    monkeypatch.setattr(GraphRun, "_graphs", lambda self: [("prefill", frozenset("BS"), ())])
+    assert toy_run("8*B*S").token_bytes() == 8
+    for text in (10, 11):
+        assert toy_run("B*(8*S + 8*floor(S/4))", text_tokens=text).token_bytes() is None
 
 
 def test_a_limit_is_where_one_more_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,13 @@ def test_fp8_multiplies_in_eight_bits_and_four_bits_are_unpacked(tmp_path: Path)
         roofline_in(stored, "roofline.json")
 
 
+@pytest.mark.parametrize(("version", "each"), [("GEMM", 1), ("GEMV", 1), ("GEMV_FAST", 2), ("gemv_fast", 2)])
+def test_gemv_fast_adds_an_offset_to_each_weight(tmp_path: Path, version: str, each: int) -> None:
+    """It stores scaled zero points, which a kernel adds to the product of weight and scale; names have any case."""
+    found = bounds(tmp_path, {**AWQ, "version": version})
+    assert {own.flops for own in found.unpacking} == {each * LAYERS * LINEAR}
+
+
 def test_a_device_without_fp8_unpacks(tmp_path: Path) -> None:
     assert machine("a100-sxm-80gb").bounding_peak("float8") is None
     found = bounds(tmp_path, FP8, "a100-sxm-80gb")

@@ -168,9 +168,9 @@ class _ExpertWeights:
 
     @property
     def passed(self) -> Size:
-        """Return the number of experts that process a token, as many as it chooses.
+        """Return the number of experts on this device that process a token: those that it chooses.
 
-        Branches: of a rank's share of the experts at most all.
+        Branches: a rank that has a share of the experts runs at most that share.
         """
         shared = isinstance(self.experts, sympy.Expr) and not self.experts.is_Symbol
         chosen = self.top_k if self.chosen is None else self.chosen

@@ -71,7 +71,7 @@ class ExpertMixture:
     exchanged: tuple[Size, Size] | None = None
     """(token, expert) pairs that the rank sends to and gets from others, if it exchanges pairs instead of tokens."""
     slices: Size = 1
-    """Number of slices, each sent by one rank, of the tokens that ranks share, if pairs are exchanged."""
+    """Number of slices into which ranks along ``tp`` divide the tokens they share, each to send the pairs of one."""
     looped: bool = False
     """Whether each expert is a module, run in a loop; otherwise one kernel runs all of them on stacked weights."""
 

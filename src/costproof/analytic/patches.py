@@ -1,4 +1,4 @@
-"""Cost formulas of convolutions and of image patches: embeddings, interpolated positions, axial rotation."""
+"""Cost formulas of convolutions, of patch and interpolated position embeddings, and of rotary embedding by two axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from costproof.analytic.linear import Linear
 from costproof.analytic.norms import NORMS, NormKind
 
 Sides: TypeAlias = Size | tuple[Size, Size]
-"""Height and width, or one number for a square."""
+"""Height and width of a kernel, stride or grid; one number where both are equal."""
 
 
 def area(sides: Sides) -> Size:

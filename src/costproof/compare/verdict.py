@@ -65,7 +65,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def _uncounted_formats(capture: Capture) -> Iterator[str]:
-    """Yield the reason why a report on a quantised checkpoint is incomplete, if there is one.
+    """Yield why a report on a quantised checkpoint is incomplete; nothing if it is complete.
 
     Either fewer than two sources have the metrics of quantised weights (:data:`.metrics.OF_CHECKPOINT`), or the bytes
     of a quantised cache are counted in the dtype of the run.

@@ -69,7 +69,7 @@ class ExpertLoad:
     pairs: int
     """Pairs of a token and an expert of the rank."""
     touched: int
-    """Number of its experts that any token chooses."""
+    """Number of the rank's experts that at least one token chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,16 @@ class RoutedRank:
     pairs: int
     """Pairs of a token and an expert that the rank's experts process, in all layers and calls."""
     touched: str
-    """Mean number of experts that a layer reads in a call, as an exact fraction."""
+    """Mean number of the rank's experts whose weights a layer reads in a call, as an exact fraction: ``127/2``."""
     read_bytes: int
-    """Weight bytes of routed experts that all layers and calls read."""
+    """Bytes of routed experts' weights that are read, in all layers and calls together."""
     expert_flops: int
-    """FLOPs of the products of routed experts."""
+    """FLOPs of the matrix products of routed experts, in all layers and calls together."""
     sent: dict[str, int] = field(default_factory=dict)
-    """Bytes that the rank sends to dispatch and to combine, by dispatch method; empty if ranks share one batch."""
+    """Dispatch method -> bytes that the rank sends, both to dispatch tokens to experts and to combine results.
+
+    Empty if all ranks have the same tokens, so that none are sent.
+    """
 
 
 def apply_routing(

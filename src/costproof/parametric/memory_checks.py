@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -553,15 +553,23 @@ def _limit(
             step = parts if limit.setting == "text_tokens" else mesh.dp if mesh.batches > 1 else 1
             before = limit.at - step
             ends = [max(_held(model, held, found, limit, at), default=0) for at in (before, limit.at)]
+            if ends[0] == ends[1] and below > 2 * step:  # a window that refuses longer texts: nothing grows behind it
+                last = [max(_held(model, held, found, limit, below - n * step), default=0) for n in (2, 1, 0)]
+                ends = [_continued(last, (at - below) // step) for at in (before, limit.at)]
             right = (before < own or ends[0] <= found.memory_bytes) and ends[1] > found.memory_bytes
-            # Behind a window that refuses longer texts nothing grows; the limit is that of the formulas before it.
-            right = right or (ends[0] == ends[1] and limit.setting == "text_tokens")
             yield Recount("memory", where, f"stops to fit at {limit.at}", right, True)
         return
     between = (_with(found.workload, limit, at) for at in range(max(below + 1, limit.at - _MOST_REFUSED), limit.at))
     equal = (run for run in between if run.own_batch > 0 and not run.gathered_batches)
     taken = sum(_is_accepted(model, run) for run in equal)
     yield Recount("memory", where, f"values between {below} and {limit.at}", 0, taken)
+
+
+def _continued(values: Sequence[int], steps: int) -> int:
+    """Return the value that many steps after the last of three, by the parabola through them."""
+    first, second, third = values
+    more, bend = third - second, third - 2 * second + first
+    return third + steps * more + bend * steps * (steps + 1) // 2
 
 
 def _held(

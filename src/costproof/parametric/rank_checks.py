@@ -41,7 +41,7 @@ from costproof.ledger.mesh import (
 from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, STAGE_WIDE, UNFUSED, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES, TargetInfo, Workload
-from costproof.models.target import DATA_COPIES, OF_MEMORY, SEQUENCE_COPIES
+from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES
 
 _MOST_REMAINDERS: Final = 64
 EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
@@ -376,15 +376,15 @@ def _copies(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping[s
 
 def _stored_copies(found: Parallel, one: Ledger) -> Iterator[Recount]:
     """Yield checks that stored and resident bytes have the copies of parameters, where they are stored as they run."""
-    known = {metric for metric in found.ranks[0].stages.get("", {}) if metric in OF_MEMORY}
-    wanted = known if found.mesh.fsdp == 1 else known & {"params_active"}
+    wanted = found.one_device[""]
     named = Counter({(d.what, d.metric): d.amount for d in found.duplicates if not d.stage})
     for metric, plain in (("stored_elements", "params"), ("stored_bytes", "weight_bytes")):
-        if metric in wanted and one.total(metric) == one.total(plain):
+        padded = plain == "weight_bytes" and found.mesh.fsdp > 1  # by rows that are held, not stored
+        if metric in wanted and one.total(metric) == one.total(plain) and not padded:
             for what in {what for what, of in named if of in (metric, plain)}:
                 yield Recount("", what, metric, named[what, metric], named[what, plain])
     held, buffers = one.total("weight_bytes"), one.total("buffer_bytes")
-    if "resident_bytes" in wanted and held is not None and one.total("resident_bytes") == (held or 0) + (buffers or 0):
+    if "resident_bytes" in wanted and held is not None and one.total("resident_bytes") == held + (buffers or 0):
         for what in {what for what, of in named if of in ("resident_bytes", "weight_bytes")} - _OF_BUFFERS:
             if what.endswith("leaves whole"):  # with their buffers
                 continue
@@ -438,7 +438,7 @@ _BY_TERMS: Final = frozenset({
     "params_active", "stored_bytes", "stored_elements", "resident_bytes", "calls", "vector_flops", "weight_read_bytes",
     "input_bytes", "output_bytes", "kv_read_bytes", UNFUSED, FLOOR,
 })  # fmt: skip
-"""Metrics whose copies :func:`_whole_parts` counts again."""
+"""Metrics whose copies :func:`_whole_parts` counts again, and :func:`_accesses` those of the bytes of all operands."""
 _COLUMNS: Final = {
     "q_proj": "o_proj", "k_proj": "o_proj", "v_proj": "o_proj", "gate_proj": "down_proj", "up_proj": "down_proj",
     "lm_head": "lm_head",

@@ -276,7 +276,9 @@ def _of_stored_parts(one: Ledger, copies: Sequence[Duplicate], mesh: Mesh) -> It
     Buffers, which are not in parts, each rank of a pipeline stage has whole.
     """
     params, elements, size = (one.total(m) or 0 for m in ("params", "stored_elements", "stored_bytes"))
-    item, others = size // params, mesh.world // mesh.pp - 1  # buffers are fewer than parameters
+    # Bytes of an element of the weights, which are in one dtype: stored bytes of quantised ones are unknown here. All
+    # buffers together have fewer bytes than there are parameters.
+    item, others = size // params, mesh.world // mesh.pp - 1
     found: Counter[tuple[str, Metric]] = Counter({
         ("buffers", "stored_elements"): others * (elements - params),
         ("buffers", "stored_bytes"): others * (size - params * item),

@@ -277,7 +277,7 @@ def _unpacking_recounts(
     bitsandbytes take a product and a sum for each block of 64. Layers of latents, which steps absorb, are left out.
     """
     each = {"gptq": 1, "awq": 1, "bitsandbytes": 1, "mlx": 2}.get(stored.scheme(model_type).method)
-    each = 2 if each and re.search(r'"(version|backend)": *"gemv_fast"', stored.described) else each
+    each = 2 if each and re.search(r'"version": *"gemv_fast"', stored.described, re.IGNORECASE) else each
     in_eight_bits = "load_in_" in stored.described and not re.search(r'"_?load_in_4bit": *true', stored.described)
     if each is None or in_eight_bits:  # whose products take inputs of eight bits, so that nothing is unpacked
         return

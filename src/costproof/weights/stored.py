@@ -434,7 +434,7 @@ def _described_again(data: object) -> Iterator[str]:
 
 
 def _files_again(path: Path | None) -> Iterator[str]:
-    """Yield the files beside a configuration that speak of quantised weights, besides :data:`QUANTISATION_FILES`.
+    """Yield names of files next to a configuration that describe quantised weights and are not known by name.
 
     A tool of which nothing is known wrote them, so that the weights are of no known format.
     """

@@ -1,7 +1,8 @@
 """Say by which named copies all ranks of a mesh exceed one device, cost by cost.
 
-Each amount follows from a formula of its own: the formula of one device at a rank's own sizes, what an exchange moves,
-and what padding or uneven shards add. None is a remainder.
+Amounts follow from the formulas of one device at the sizes of ranks, from what an exchange moves, and from what padding
+or uneven shards add, never from the costs of ranks. Those are counted apart, and amounts that do not add up to them
+refuse the run.
 """
 
 from __future__ import annotations
@@ -480,12 +481,7 @@ class RankCopies(Shards):
         dtype of the run, and the rank that sent a pair weighs its result.
         """
         tp, item, ep = self.mesh.tp, one["b"], self.mesh.ep
-        weight, width, inner, top_k = (
-            4 if self.wide_weights else item,
-            one["text_hidden"],
-            one["text_moe"],
-            one["text_topk"],
-        )
+        weight, width, inner, top_k = self._of_pair(one)
         experts, calls = one["text_experts"], one.get("N", 1)
         layers = len(self.pairs)
         sent = [_rows(of) // calls * top_k for of in ranks]  # in one call, as the other numbers of pairs
@@ -508,6 +504,10 @@ class RankCopies(Shards):
             )
             yield EXCHANGED, 8 * pairs * state + 4 * rows * state
             yield OVERWRITTEN, 2 * rows * item * (2 if self.gathered_weights else 1 + 2 * width + 2 * inner)
+
+    def _of_pair(self, one: SymbolValues) -> tuple[int, int, int, int]:
+        """Return the bytes of the weight of a pair, both widths of an expert, and the experts that a token chooses."""
+        return 4 if self.wide_weights else one["b"], one["text_hidden"], one["text_moe"], one["text_topk"]
 
     @property
     def _reduced(self) -> frozenset[str]:
@@ -541,12 +541,7 @@ class RankCopies(Shards):
     def _of_divided_experts(self, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
         """Yield what dividing the experts adds to the unfused bytes of a mixture on all ranks."""
         tp, item, size = self.mesh.tp, one["b"], self.mesh.batches
-        weight, width, inner, top_k = (
-            4 if self.wide_weights else item,
-            one["text_hidden"],
-            one["text_moe"],
-            one["text_topk"],
-        )
+        weight, width, inner, top_k = self._of_pair(one)
         tokens = [*map(_rows, ranks)]
         groups = [tokens[i : i + size] for i in range(0, len(tokens), size)]
         every = [sum(group) for group in groups for _ in group]

@@ -125,9 +125,10 @@ P = ParamSpec("P")
 
 
 class _Memoized(Generic[P, T]):
-    """Memoized function of a factory and its choices.
+    """Function of a model factory, dtype and attention kind whose last results are kept, by these arguments.
 
-    A count asks for those of the whole model and of two truncated ones in turn. Fewer live modules are kept alive.
+    Eight are kept, since a count asks for the whole model and two truncated ones in turn; of live modules four, since
+    each keeps a module in memory.
     """
 
     def __init__(self, found: Callable[Concatenate[ModuleMaker, Dtype | None, AttentionKind | None, P], T]) -> None:
