@@ -286,6 +286,15 @@ def test_a_command_without_options_of_a_mesh_names_the_setting(tmp_path: Path) -
     assert (found.code, "fix:      a target takes it as a setting: TARGET@PRESET,tp=2" in found.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "line", [("fits", "qwen3-8b"), ("roofline", "qwen3-8b"), ("diff", "a.json", "gpt2"), ("graph", "gpt2")]
+)
+def test_a_command_without_options_of_a_run_says_where_settings_stand(line: tuple[str, ...], tmp_path: Path) -> None:
+    found = costproof("-q", *line, "--kv-dtype", "fp8", cwd=tmp_path)
+    fix = "fix:      if it is a setting of the target, name it there: TARGET@PRESET,kv_dtype=VALUE; or see costproof"
+    assert (found.code, fix in found.stderr) == (2, True), found.stderr
+
+
 def test_pairs_without_a_dispatch_name_it(tmp_path: Path) -> None:
     line = ("capture", "mixtral-8x7b", "--layers", "1", "--dp", "2", "--ep", "2", "--batch", "2")
     found = costproof("-q", *line, "--pairs", "20,12;16,16", "--sources", "analytic", "-o", "x.json", cwd=tmp_path)

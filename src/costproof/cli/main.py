@@ -143,7 +143,7 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
     what = error.format_message().rstrip(".")
     told = BadInput(what[:1].lower() + what[1:], where=path, fix=f"see {path} --help")
     if isinstance(error, click.NoSuchOption) and context is not None:
-        from costproof.cli.params import TARGET_OF
+        from costproof.cli.params import OPERAND, TARGET_OF
         from costproof.ledger.mesh import AXES, PLAN, RANK, no_such_setting
 
         target, options = context.meta.get(TARGET_OF, ("", ()))
@@ -155,6 +155,9 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
             return no_such_setting(name, f"{path} {target} --{name}", ())
         if name in (*AXES, RANK, PLAN):
             told.fix = f"a target takes it as a setting: TARGET@PRESET,{name}=2"
+        elif not options and any(argument.type is OPERAND for argument in context.command.params):
+            setting = name.replace("-", "_")
+            told.fix = f"if it is a setting of the target, name it there: TARGET@PRESET,{setting}=VALUE; or {told.fix}"
         if options:
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)
             if fix := by_its_name(error.option_name, [option for p in options for option in p.opts]):
