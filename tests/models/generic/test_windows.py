@@ -12,9 +12,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from costproof import api
+from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import KEPT_SCORES
 from costproof.ledger.workload import Workload
-from costproof.models.generic.caches import CacheLayer, OwnCache
+from costproof.models.generic.caches import CacheLayer, OwnCache, own_cache
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.stages import Cached
 from tests.models.generic.test_stages import counted
@@ -153,6 +154,18 @@ def test_steps_see_the_keys_of_their_chunk(
         assert ledger.stage_total("prefill", KEPT_SCORES) == sum(seen(0, prompt, kind) for kind in kinds)
         expected = sum(seen(prompt, prompt + steps, kind) for kind in kinds)
         assert ledger.stage_total("decode", KEPT_SCORES) == expected
+
+
+def test_a_cache_that_no_prefill_leaves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that counts its positions from the first cached key would see 15 mod 6 + 1 keys only by chance."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**LLAMA4)).to("meta").eval()
+    decoder = own_cache(model)
+    assert isinstance(decoder, OwnCache)
+    decoder.step_run(model, Workload("w", 15, 1), 15)
+    monkeypatch.setattr(OwnCache, "cache_behind", lambda self, model, past, context: self.filled_cache(model, past))
+    with pytest.raises(Bug, match="tokens before the step") as found:
+        decoder.step_run(model, Workload("w", 15, 1), 15)
+    assert (found.value.expected, found.value.got) == ("15", "5")
 
 
 def test_the_keys_of_a_chunk_by_hand() -> None:

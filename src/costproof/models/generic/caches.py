@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.ledger.attributes import attribute, has_attribute
-from costproof.ledger.errors import BadInput, first_line
+from costproof.ledger.errors import BadInput, Recount, check_recounts, first_line
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import (
     Decoder,
@@ -331,6 +331,16 @@ class OwnCache(Decoder):
                 layer.cumulative_length = context
         return cache
 
+    def _as_left(self, model: nn.Module, cache: Any, context: int) -> Iterator[Recount]:
+        """Yield checks that layers with chunks are as a real prefill leaves them, keys, values and position."""
+        left = prefilled(model, "past_key_values", 1, context) if self.chunk and context else None
+        for i, (own, there) in enumerate(zip(cache.layers, attribute(left, "layers", ()), strict=False)):
+            if self.layers[i].chunked:
+                held = attribute(own, "cumulative_length"), attribute(there, "cumulative_length")
+                yield Recount("decode", f"cache of layer {i}", "tokens before the step", *held)
+                both = own.keys[0].numel() + own.values[0].numel(), there.keys.numel() + there.values.numel()
+                yield Recount("decode", f"cache of layer {i}", "elements of a sequence", *both)
+
     def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
         """Return cached keys and values of ``context`` tokens, on meta."""
 
@@ -391,6 +401,7 @@ class OwnCache(Decoder):
     def _call(self, model: nn.Module, workload: Workload, tokens: int, context: int) -> tuple[dict[str, Any], Past]:
         """Return the arguments of a call on new tokens after ``context`` cached ones, and the cache's contents."""
         cache = self.cache_behind(model, self.past(model, workload, workload.batch, context), context)
+        check_recounts(self._as_left(model, cache, context))
         before = [(keys, values) for keys, values in self.cache_tensors(cache)]
         return {"input_ids": ids_on_meta(workload.batch, tokens), "past_key_values": cache, "use_cache": True}, before
 
