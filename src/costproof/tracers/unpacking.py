@@ -13,9 +13,10 @@ stand-ins.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sympy
 
 from costproof.algebra.symbols import sym, text
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import Incomplete, Recount, check_recounts
 from costproof.ledger.metrics import ARITHMETIC, UNPACKED, UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
@@ -109,12 +110,45 @@ def with_formats(ledger: Ledger, modules: QuantisedModules, dtype: Dtype, *, in_
     for node in ledger.nodes if run else _as_multiplied(ledger.nodes, modules.matrices):
         one = None if node.kind else found.pop((node.stage, node.invocation, node.module), None)
         nodes.append(node if one is None else node.with_costs({**node.costs, **one.costs}, {**node.exprs, **one.exprs}))
-    return replace(
-        ledger,
-        nodes=(*nodes, *found.values()),
-        metrics=(*ledger.metrics, *metrics),
-        notes=(*ledger.notes, *notes),
-    )
+    nodes += found.values()
+    check_recounts(_recounts(nodes, metrics, modules, dtype, run=run))
+    return replace(ledger, nodes=tuple(nodes), metrics=(*ledger.metrics, *metrics), notes=(*ledger.notes, *notes))
+
+
+def _recounts(
+    nodes: Iterable[CostNode], metrics: Collection[Metric], modules: QuantisedModules, dtype: Dtype, *, run: bool
+) -> Iterator[Recount]:
+    """Yield checks of what formats add to linear layers, from their calls and the bytes that enter and leave them.
+
+    A call reads the matrix once, and multiplies one row of it for each row of its inputs. The unpacking of a graph is
+    compared with that of a run. Left out are tables and experts, of which a call reads what its data chooses.
+    """
+    sums: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    unknown = set[tuple[str, str, str]]()
+    for node in nodes:
+        sums[node.stage, node.module, node.invocation].update({m: node.cost(m) or 0 for m in node.costs})
+        unknown |= {(node.stage, node.module, node.invocation)} if None in node.costs.values() else set()
+    for place, costs in sums.items():
+        stage, module, call = place
+        of = tuple(modules.matrices.get(module, ()))
+        if call and not of and module in modules.holders:
+            yield from (Recount(stage, module, metric, costs[metric], 0) for metric in metrics)
+        if place in unknown or len(of) != 1 or of[0].kind != "Linear" or of[0].count != 1 or of[0].format is None:
+            continue
+        made, linear, calls = of[0].format, replace(of[0].linear, bias=False), costs["calls"]
+        rows = Fraction(costs["input_bytes"], linear.columns * ITEM_BYTES[dtype])
+        if not calls or costs["flops"] != 2 * rows * linear.rows * linear.columns:
+            continue  # operators of other modules multiply by the matrix, or in another dtype
+        if UNPACKED in metrics and modules.saved is not None:
+            yield Recount(stage, module, UNPACKED, costs[UNPACKED], calls * modules.saved[module])
+        if UNPACKING in metrics and not run:
+            again = _count(made, linear, int(rows) if made.products else None, run=True)
+            yield Recount(stage, module, UNPACKING, costs[UNPACKING], int(again) * (1 if made.products else calls))
+        if made.products and not run:
+            others = sum(costs[f"{kind}_flops"] for kind in ARITHMETIC if kind != made.products)
+            yield Recount(
+                stage, module, f"{made.products}_flops", costs[f"{made.products}_flops"] + others, costs["flops"]
+            )
 
 
 def _as_multiplied(nodes: Iterable[CostNode], matrices: Matrices) -> Iterator[CostNode]:
