@@ -109,6 +109,21 @@ def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "data",
+    [
+        {**LLAMA, "attention_bias": True},
+        pytest.param({**GPT_OSS, **TWO}, marks=pytest.mark.thorough),
+        pytest.param({"model_type": "gemma3_text", **SIZES, **TWO}, marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.usefixtures("one_process")
+def test_the_mask_of_a_single_token_hides_nothing(data: dict[str, Any], tmp_path: Path) -> None:
+    """A prompt of one token has one pair, itself: a kernel can skip no bytes of its value."""
+    exact(data, {"text_tokens": 1, "attention": "eager"}, tmp_path, SOURCES)
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
 def test_a_real_run_fills_its_cache_first(tmp_path: Path) -> None:
     """The window of 8 keys is filled by the prompt. A real run does not give unfused bytes."""

@@ -148,10 +148,12 @@ def prefill_job(
             sizes += [SymbolicSize((name,), dim, symbol) for dim, symbol in ((0, "B"), (2, "S"), (3, "S"))]
     module = PrefillModule(model, decoder, int(workload.logits == "last"))
     inside = frozenset({"embeds"}) & args.keys()
-    return ExportJob(
+    job = ExportJob(
         "prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True, inside=inside,
         holds=_side_of_window(workload, decoder, sizes), masks=decoder.mask_contents(_MASKS),
     )  # fmt: skip
+    # The mask of a single token hides nothing, that of any other number some keys.
+    return with_numbers(job, {"S": 1}) if workload.text_tokens == 1 and {*_MASKS} & {*args} else job
 
 
 def chunk_job(
