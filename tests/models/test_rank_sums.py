@@ -150,6 +150,28 @@ def test_exchanged_pairs() -> None:
         )
 
 
+def test_exchanged_pairs_of_slices() -> None:
+    """Mixtral on two ranks along tp with the same 4 tokens, of which each sends 2: of 8 pairs 5 and 3 arrive.
+
+    Rank 0 reads all of its 4 experts, rank 1 at most 3, one device 8. The 4 pairs of a slice name any of the 4 tokens,
+    so both ranks read all; both write all, after they gathered the weighted results of slices, in float32.
+    """
+    layers, hidden, inner, state = 32, 4096, 14_336, 4 * 4096 * 2
+    found = ranks("mixtral", tp=2, ep=2, dispatch="all-to-all", pairs="3,1;2,2")
+    reads = copies(found, "prefill", "weight_read_bytes")
+    assert reads["experts that tokens of a rank choose at most"] == -layers * 3 * hidden * inner * 2
+    # q, k, v, the experts and the head; then the embedding, o and the experts.
+    inputs = copies(found, "prefill", "input_bytes")["inputs of split modules, which every rank reads"]
+    assert inputs == (4 * layers + 1) * state
+    results = copies(found, "prefill", "output_bytes")["results of split modules, which every rank writes"]
+    assert results == (2 * layers + 1) * state
+    moved = copies(found, "prefill", "unfused_bytes")
+    assert moved["pairs of tokens and experts, copied, exchanged and put in order"] == layers * 12 * 8 * hidden * 2
+    assert moved["weighted results of slices that ranks gather"] == layers * 2 * 4 * hidden * 4
+    weighed = copies(found, "prefill", "vector_flops")["results that a rank weighs and adds behind the exchange"]
+    assert weighed == layers * 2 * 8 * hidden
+
+
 def test_pairs_do_not_change_the_experts_that_a_token_passes() -> None:
     """A rank of two holds 4 of 8 experts: a token passes 2 of them at most, whichever way its rows come there."""
     per_layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 8 * 4096 + 2 * 4096

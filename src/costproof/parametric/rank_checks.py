@@ -666,7 +666,8 @@ def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping
         what = "sums for tokens of other ranks, which a rank does not get"
         yield recount(what, UNFUSED, -scale * parts * (1 - Fraction(1, mesh.tp)))
         if not mesh.tp > 1 or len(several) == 1:
-            whole = payload("all_gather", ["tp"]) - payload("all_gather", ["tp"], "lm_head")
+            whole = payload("all_gather", ["tp"])
+            whole -= payload("all_gather", ["tp"], "lm_head") + payload("all_gather", ["tp"], ".experts")
             states = whole * (3 if True in several else 1) + Fraction(whole, mesh.tp)
             yield recount("hidden states of other ranks that a rank gathers", UNFUSED, scale * states)
         looked_up = sum(payload(kind, ["tp"], "embed_tokens") for kind in ("all_reduce", "reduce_scatter"))
@@ -689,12 +690,14 @@ def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping
         yield from (recount(*row) for row in _of_exchanged_experts(workload, one, stage, here, symbols, batches))
         if DISPATCH in workload.inputs:
             layers = len({n.module for n in one.nodes if n.stage == stage and n.role == "text.layer.experts"})
-            sent = sum(len(row.ranks) * row.stages[stage]["comm_payload_bytes"] for row in found.ranks)
-            pairs = sent - mesh.world * layers * calls * 8 * symbols["text_experts"]  # there, and as many back
+            # There, and as many back; a table has those of one call, a file those of all.
+            pairs = 2 * layers * sum(tokens[:: mesh.tp]) * symbols["text_topk"] * hidden * item
             yield recount("pairs of tokens and experts, copied, exchanged and put in order", UNFUSED, 6 * pairs)
             yield recount(
                 "results that a rank weighs and adds behind the exchange", "vector_flops", Fraction(pairs, item)
             )
+            slices = Fraction(scale * payload("all_gather", ["tp"], ".experts"), mesh.tp)
+            yield recount("weighted results of slices that ranks gather", UNFUSED, 2 * slices)
         if mesh.cp == 1:
             continue
         given = payload("all_to_all", ["cp"], "self_attn")

@@ -595,13 +595,15 @@ def _of_terms(
     """
     mesh, config = workload.mesh, target.info().symbols
     alone = _values(target, replace(workload, inputs=_of_one(workload)))
-    ranks = [r for r in range(mesh.world // mesh.pp) if not mesh.coordinates(r).tp]
-    each = [_values(target, replace(workload, inputs={**workload.inputs, RANK: r})) for r in ranks]
+    every = [
+        _values(target, replace(workload, inputs={**workload.inputs, RANK: r})) for r in range(mesh.world // mesh.pp)
+    ]
+    each = every[:: mesh.tp]  # the first rank of each group with one batch
     held, done = sharing.by_terms()
     common = {**config, **shared_values(alone.values())}
 
-    def known(stage: str, call: str) -> list[SymbolValues]:
-        return [{**config, **of[stage, call]} for of in each if (stage, call) in of]
+    def known(stage: str, call: str, ranks: Sequence[Mapping[tuple[str, str], SymbolValues]]) -> list[SymbolValues]:
+        return [{**config, **of[stage, call]} for of in ranks if (stage, call) in of]
 
     def copies_of(stage: str, metric: Metric, of: Callable[[str], bool] = bool) -> Counter[str]:
         """Return the duplicates by cause, of modules with some roles."""
@@ -609,13 +611,13 @@ def _of_terms(
         nodes = bearing((n for n in one.nodes if (not stage or n.stage == stage) and of(n.role)), metric)
         terms = Counter((n.role, n.invocation, n.exprs[metric]) for n in nodes if metric in n.exprs)
         for (role, call, expr), alike in terms.items():
-            whole, parts = (alone[stage, call], known(stage, call)) if stage else (common, [common] * len(each))
+            whole, parts = (alone[stage, call], known(stage, call, each)) if stage else (common, [common] * len(each))
             for why, amount in sharing.excess(role, metric, expr, {**config, **whole}, parts):
                 copies[why] += alike * amount
         called = (n for n in one.nodes if n.stage == stage and n.invocation and not n.kind and of(n.role))
         for (role, call), modules in Counter((n.role, n.invocation) for n in called).items():
             for why, amount in sharing.moved(
-                role, metric, {**config, **alone[stage, call]}, known(stage, call), modules
+                role, metric, {**config, **alone[stage, call]}, known(stage, call, every), modules
             ):
                 copies[why] += amount
         for why, amount in sharing.added_by_collectives(one, stage, metric, FLOAT_BYTES[workload.dtype], stored):
@@ -634,7 +636,7 @@ def _of_terms(
             copies.update(found)
         for call in {n.invocation for n in one.nodes if n.stage == stage and n.invocation}:
             nodes = [n for n in one.nodes if n.stage == stage and n.invocation in ("", call)]
-            for why, amount in sharing.at_floor(nodes, {**config, **alone[stage, call]}, known(stage, call)):
+            for why, amount in sharing.at_floor(nodes, {**config, **alone[stage, call]}, known(stage, call, every)):
                 copies[why] += amount
         return copies
 
