@@ -172,6 +172,18 @@ def test_exchanged_pairs_of_slices() -> None:
     assert weighed == layers * 2 * 8 * hidden
 
 
+def test_padding_of_uneven_slices() -> None:
+    """Of 3 tokens two ranks send 2 and 1: rank 1 pads its row of results to 2, and both write 4 rows instead of 3."""
+    layers, hidden = 32, 4096
+    found = ranks("mixtral", tp=2, ep=2, text_tokens=3, dispatch="all-to-all", pairs="3,1;1,1")
+    padding, gathered = "padding of uneven slices of tokens", "weighted results of slices that ranks gather"
+    assert copies(found, "prefill", "output_bytes")[padding] == layers * 2 * hidden * 2
+    moved = copies(found, "prefill", "unfused_bytes")
+    assert moved[gathered] == layers * 2 * 3 * hidden * 4
+    # The row in float32 is read, two are written, and the collective reads two instead of one.
+    assert moved[padding] == layers * (2 * hidden * 2 + (1 + 2 + 1) * hidden * 4)
+
+
 def test_pairs_do_not_change_the_experts_that_a_token_passes() -> None:
     """A rank of two holds 4 of 8 experts: a token passes 2 of them at most, whichever way its rows come there."""
     per_layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 8 * 4096 + 2 * 4096

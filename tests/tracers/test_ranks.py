@@ -203,6 +203,34 @@ CASES: Final = {
             "pairs": "1,1,1,1;2,0,1,1;0,2,1,1;3,0,1,0",
         },
     ),
+    "pairs of uneven slices": (
+        "qwen3-moe",
+        {},
+        {
+            "tp": 4,
+            "ep": 4,
+            "rank": 2,
+            "batch": 1,
+            "text_tokens": 5,
+            "new_tokens": 0,
+            "dispatch": "all-to-all",
+            "pairs": "1,1,1,1;2,0,1,1;1,0,0,1;0,0,0,0",
+        },
+    ),
+    "pairs of an empty slice": (
+        "gpt-oss",
+        {},
+        {
+            "tp": 4,
+            "ep": 4,
+            "rank": 3,
+            "batch": 1,
+            "text_tokens": 5,
+            "new_tokens": 0,
+            "dispatch": "all-to-all",
+            "pairs": "1,1,1,1;2,0,1,1;1,0,0,1;0,0,0,0",
+        },
+    ),
     "pairs of uneven batches": (
         "gpt-oss",
         {},
@@ -348,6 +376,41 @@ def test_pairs_of_slices_by_hand() -> None:
         assert mine == expected
         flops = [n.cost("flops") or 0 for n in ledger.nodes if n.module.endswith("experts") and "flops" in n.costs]
         assert sum(flops) == 15 * 3 * 2 * 64 * 32
+
+
+def test_pairs_of_uneven_slices_by_hand(tmp_path: Path) -> None:
+    """Two ranks along tp have the same 5 tokens, of which rank 0 sends 3 and rank 1 sends 2: 6 and 4 pairs.
+
+    Rank 1 sends 2 of its pairs and gets 3, so its experts run on 5. It pads its 2 rows of results to 3, of which the
+    ranks gather 6, in float32. Of the token of a step it has none: it gets one of two pairs, and a row of padding is
+    what it sends to the gather.
+    """
+    prompt, step = [[[0, 1], [0, 4], [5, 6], [2, 7], [5, 3]]], [[[1, 7]]]
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [prompt], "decode": [step] * 2}), encoding="utf-8")
+    target = small("mixtral", layers=1, intermediate=32, window=64)
+    routed: dict[str, Any] = {"dispatch": "all-to-all", "pairs": tmp_path / "routing.json", "batch": 1}
+    work = workload(target, tp=2, ep=2, rank=1, text_tokens=5, new_tokens=2, **routed)
+    expected = {
+        ("prefill", "all_to_all"): ((2 + 3) * 128 + 4 * 8, (4 + 5) * 128 + 8 * 8, 3),
+        ("prefill", "all_gather"): (3 * 256, 6 * 256, 1),
+        ("decode", "all_to_all"): (2 * (1 * 128 + 4 * 8), 2 * (1 * 128 + 8 * 8), 6),
+        ("decode", "all_gather"): (2 * 256, 2 * 2 * 256, 2),
+    }
+    formulas, static, run = evaluate_formulas(target, work), static_ledger(target, work), dynamic_ledger(target, work)
+    both = {*static.metrics} & {*run.ledger.metrics}
+    assert by_module(run.ledger, both) == by_module(static, both) == by_module(formulas, both)
+    for ledger in (formulas, static, run.ledger):
+        mine = {(s, kind): found for (s, module, kind), found in collectives(ledger).items() if "experts" in module}
+        assert mine == expected
+        flops = {
+            stage: sum(
+                n.cost("flops") or 0
+                for n in ledger.nodes
+                if n.stage == stage and n.module.endswith("experts") and "flops" in n.costs
+            )
+            for stage in ("prefill", "decode")
+        }
+        assert flops == {"prefill": 5 * 3 * 2 * 64 * 32, "decode": 2 * 3 * 2 * 64 * 32}
 
 
 def test_pairs_of_steps(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ MESH_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_pairs_sent": SymbolDoc("n_s", "pairs of a token and an expert that the rank sends to others in a call"),
     "text_pairs_got": SymbolDoc("n_g", "pairs of a token and an expert that the rank gets from others in a call"),
     "ep_sequences": SymbolDoc("B_e", "sequences of all ranks whose tokens the experts of the rank get"),
+    "slice_tokens": SymbolDoc("n_t", "tokens of a call of which the rank sends the pairs, among those that it shares"),
     "ep_next": SymbolDoc("B_n", "sequences of the next of these ranks"),
     "cp": SymbolDoc("c", "ranks that share a sequence"),
     "cp_place": SymbolDoc("r", "place of the rank among those that share a sequence, from 1"),

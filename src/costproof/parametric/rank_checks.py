@@ -175,7 +175,8 @@ def _pairs(workload: Workload, symbols: Mapping[str, int], rank: int, shared: Se
         behind = [0]
         for place in range(mesh.world):
             batch = batch_of(workload.batch, mesh.dp, place // mesh.tp)
-            behind.append(behind[-1] + len(range(batch * length)[place % mesh.tp :: mesh.tp]))
+            chunk = -(-batch * length // mesh.tp)
+            behind.append(behind[-1] + len(range(batch * length)[place % mesh.tp * chunk :][:chunk]))
         first, last = behind[rank : rank + 2]
         for layer, (sent, _) in enumerate(of(rank, stage)):
             calls = 1 if file is None else len(file[stage])
@@ -696,8 +697,7 @@ def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping
             yield recount(
                 "results that a rank weighs and adds behind the exchange", "vector_flops", Fraction(pairs, item)
             )
-            slices = Fraction(scale * payload("all_gather", ["tp"], ".experts"), mesh.tp)
-            yield recount("weighted results of slices that ranks gather", UNFUSED, 2 * slices)
+            yield from (recount(*row) for row in _of_slices(workload, one, stage, symbols, layers * calls))
         if mesh.cp == 1:
             continue
         given = payload("all_to_all", ["cp"], "self_attn")
@@ -799,6 +799,30 @@ def _of_exchanged_experts(
     others = sum(every) - sum(own)
     outside = 2 * sums * Fraction(others, every[workload.rank]) + weights * others
     yield "rows of other ranks, which do not enter or leave a mixture", UNFUSED, -outside
+
+
+def _of_slices(
+    workload: Workload, one: Ledger, stage: str, symbols: Mapping[str, int], modules: int
+) -> Iterator[tuple[str, str, int]]:
+    """Yield (cause, metric, amount) of gathering results of slices, token by token of a rank's batch.
+
+    Args:
+        modules: calls of mixtures in the stage.
+    """
+    mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
+    slices = padded = missing = 0
+    for rank in range(mesh.world if mesh.tp > 1 else 0):
+        batch = batch_of(workload.batch, mesh.dp, rank // mesh.tp)
+        tokens = [*range(batch * (workload.text_tokens if stage == "prefill" else 1))]
+        chunk = -(-len(tokens) // mesh.tp)
+        own = tokens[rank % mesh.tp * chunk :][:chunk]
+        slices, missing = slices + len(own), missing + mesh.tp * chunk - len(tokens)
+        padded += 2 * chunk if len(own) < chunk else 0  # the padded part is written, and the collective reads more
+    row = modules * symbols["text_hidden"]
+    weight = 4 if _wide(one) else item
+    yield "weighted results of slices that ranks gather", UNFUSED, 2 * slices * row * weight
+    yield "padding of uneven slices of tokens", UNFUSED, padded * row * weight + missing * row * item
+    yield "padding of uneven slices of tokens", "output_bytes", missing * row * item
 
 
 def _rings(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:

@@ -267,9 +267,14 @@ class ExchangingExperts:
         from torch.distributed.tensor import DTensor, Replicate, Shard
 
         self.sent, self.got = map(list, splits_in(self.splits, hidden))
+        tokens = hidden.shape[0]
         if self.alike.size() > 1:  # each sends a slice of the tokens that all of them have
+            # Of the last slices some may be empty, for which torch makes zeros in place of a view.
+            empty = self.alike.get_local_rank() * -(-tokens // self.alike.size()) >= tokens
             hidden, chosen, weights = (
-                DTensor.from_local(x, self.alike, [Replicate()], run_check=False)
+                x[:0].clone()
+                if empty
+                else DTensor.from_local(x, self.alike, [Replicate()], run_check=False)
                 .redistribute(self.alike, [Shard(0)])
                 .to_local()
                 for x in (hidden, chosen, weights)
@@ -285,11 +290,14 @@ class ExchangingExperts:
         back = self._exchange(self.forward(rows, mine.unsqueeze(1), unit), self.sent, self.got)
         ordered = torch.empty_like(back)
         ordered[places] = back
-        parts = ordered.view(chosen.shape[0], chosen.shape[1], -1) * weights.unsqueeze(2)
+        parts = ordered.view(*chosen.shape, back.shape[1]) * weights.unsqueeze(2)
         result = parts.sum(dim=1)
         if self.alike.size() == 1:
             return result
-        every: Any = DTensor.from_local(result.contiguous(), self.alike, [Shard(0)], run_check=False)
+        shape = torch.Size((tokens, result.shape[1]))  # slices may be uneven
+        every: Any = DTensor.from_local(
+            result.contiguous(), self.alike, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1)
+        )
         return every.full_tensor()
 
     def _exchange(self, tensor: Any, into: list[int] | None, out_of: list[int] | None) -> Any:

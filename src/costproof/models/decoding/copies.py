@@ -38,6 +38,7 @@ ELSEWHERE: Final = "sums for tokens of other ranks, which a rank does not get"
 WEIGHED: Final = "results that a rank weighs and adds behind the exchange"
 EXCHANGED: Final = "pairs of tokens and experts, copied, exchanged and put in order"
 OF_SLICES: Final = "weighted results of slices that ranks gather"
+PADDED_SLICES: Final = "padding of uneven slices of tokens"
 ZEROS: Final = "looked-up rows of other ranks, overwritten with zeros"
 JOINED: Final = "latents that are joined again behind a divided projection"
 GATHERED_LOGITS: Final = "logits that every rank gathers"
@@ -486,7 +487,8 @@ class RankCopies(Shards):
         weight, width, inner, top_k = self._of_pair(one)
         experts, layers = one["text_experts"], len(self.pairs)
         tokens = [_rows(of) // calls for of in every]  # in one call, as the other numbers
-        sent = [top_k * n for n in self._slices(tokens)]
+        own = self._slices(tokens)
+        sent = [top_k * n for n in own]
         arrived = self._arrived(sent, every)
         modules, alone = calls * layers, _rows(one) // calls
         pairs, state = modules * sum(sent), width * item
@@ -495,8 +497,10 @@ class RankCopies(Shards):
             yield WEIGHED, 2 * pairs * width
         if metric in ("input_bytes", UNFUSED):
             yield _REPEATED["input_bytes"], modules * looked_up * state
+        chunks = [-(-n // tp) for n in tokens]
         if metric in ("output_bytes", UNFUSED):
             yield _REPEATED["output_bytes"], modules * (sum(tokens) - alone) * state
+            yield PADDED_SLICES, modules * (tp * sum(chunks) - sum(tokens)) * state
         if metric not in ("weight_read_bytes", UNFUSED):
             return
         chosen = sum(min(experts // self.mesh.ep, n) for layer in arrived for n in layer)
@@ -513,6 +517,8 @@ class RankCopies(Shards):
             yield OVERWRITTEN, 2 * rows * item * (2 if self.gathered_weights else 1 + 2 * width + 2 * inner)
             if tp > 1:
                 yield OF_SLICES, 2 * modules * alone * width * weight
+                padded = sum(2 * chunk for n, chunk in zip(own, chunks, strict=True) if n < chunk)
+                yield PADDED_SLICES, modules * padded * width * weight
 
     def _slices(self, tokens: Sequence[int]) -> list[int]:
         """Return of how many of its tokens each rank sends the pairs: of one slice, where ranks along ``tp`` share."""

@@ -326,7 +326,7 @@ def _mixtures(
         batched=workload.experts == "batched_mm",
     )
     layers = [i for i, routed in enumerate(config.routed()) if routed]
-    routed = replace(mixture, slices=shards.slices)
+    routed = replace(mixture, slices=shards.slices, sliced=shards.sliced)
     made = {pair: replace(routed, exchanged=shards.exchanged(i)) for i, pair in enumerate(shards.pairs)}
     return {layer: made[shards.pairs[i]] if made else mixture for i, layer in enumerate(layers)}
 

@@ -612,12 +612,6 @@ def _exchange_problems(workload: Workload, *, table: bool, joint: bool) -> Itera
     if workload.new_tokens and workload.text_tokens == 1:
         what = "a graph tells a prompt from a step by its number of tokens"
         yield BadInput(what, where="--text-tokens", expected="2 or more, or --new-tokens 0", got=1, fix=fix)
-    stages = (PROMPT, *((_STEPS,) if workload.new_tokens else ()))
-    counts = {n for stage in stages for n in routed_call(workload, stage).batches if n % mesh.tp}
-    if counts:
-        what = "ranks along tp send equal slices of their tokens; transformers pads uneven ones, which is not counted"
-        yield BadInput(what, where=f"{where}, --tp", expected=f"tokens of each call in multiples of {mesh.tp}",
-                       got=str(min(counts)), fix=fix)  # fmt: skip
 
 
 def _check_stages(workload: Workload, sizes: RoutedLayers, routing: str) -> None:

@@ -15,7 +15,7 @@ import sympy
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.analytic.costs import IN_DTYPE_OF_RUN, CacheShares
-from costproof.estimate.routing import PROMPT, RoutedLayers, pairs_sent, splits_of
+from costproof.estimate.routing import PROMPT, RoutedLayers, pairs_sent, routed_call, splits_of
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, FSDP_CP, PLAN, Mesh, shard, stage_layers
 from costproof.ledger.workload import Workload
@@ -166,7 +166,19 @@ def mesh_symbols(config: SharedDecoder, workload: Workload, plan: ShardPlan, sta
     own, splits = mesh.coordinates(workload.rank).ep, splits_of(workload, *_routed_sizes(config), stage)
     for (sends, gets), (sent, got) in zip(_pair_names(config, workload), splits, strict=True):
         found |= {sends: sum(sent) - sent[own], gets: sum(got) - got[own]}
+    if _pads_slices(workload):
+        tokens = routed_call(workload, stage).batches[workload.rank]
+        first, behind = shard(tokens, mesh.tp, mesh.coordinates(workload.rank).tp)
+        found["slice_tokens"] = behind - first
     return found
+
+
+def _pads_slices(workload: Workload) -> bool:
+    """Return whether ranks along ``tp`` send unequal slices of their tokens, in any call of any rank."""
+    if DISPATCH not in workload.inputs:
+        return False
+    stages = STAGES[: 2 if workload.new_tokens else 1]
+    return any(n % workload.mesh.tp for stage in stages for n in routed_call(workload, stage).batches)
 
 
 def _pair_names(config: SharedDecoder, workload: Workload) -> tuple[tuple[str, str], ...]:
@@ -204,6 +216,8 @@ class Shards:
     """Whether the router returns expert weights in float32 rather than in the dtype of the run."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Symbols of the (token, expert) pairs that the rank sends and gets, by layer with experts; empty if it gathers."""
+    pads_slices: bool = False
+    """Whether ranks along ``tp`` send unequal slices of their tokens, and pad the results of shorter ones."""
     routed: RoutedLayers | None = None
     """Layers with routed experts, if ranks divide the experts; otherwise ``None``."""
     vocab: int = 0
@@ -264,7 +278,8 @@ class Shards:
         return cls(
             plan, mesh, config.kv_heads, latent, config.hidden, tuple(wide), vocab=config.vocab,
             wide_weights=style is None or style.routing is None or not style.routing.narrow,
-            pairs=_pair_names(config, workload), routed=_mixtures(config, style) if mesh.ep > 1 else None,
+            pairs=_pair_names(config, workload), pads_slices=_pads_slices(workload),
+            routed=_mixtures(config, style) if mesh.ep > 1 else None,
             stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
@@ -294,6 +309,11 @@ class Shards:
     def slices(self) -> Size:
         """Return into how many slices the ranks along ``tp`` divide their tokens to send them; 1 if each has all."""
         return sym("tp") if self.exchanges and self.mesh.tp > 1 else 1
+
+    @property
+    def sliced(self) -> Size | None:
+        """Return the tokens of which the rank sends the pairs; ``None`` if all slices are equal."""
+        return sym("slice_tokens") if self.pads_slices else None
 
     @property
     def gathers(self) -> bool:
@@ -583,7 +603,7 @@ class Shards:
         yield MaskedRows(experts.rows, width, experts.intermediate, b, item, experts.batched)
         if (pairs := self.exchanged(layer)) is not None:
             sizes = call.rows, width, sym("text_topk"), sym("ep"), sym("text_experts")
-            yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b, self.slices)
+            yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b, self.slices, self.sliced)
         elif self.gathers:
             following = call.rows * (sym("ep_next") / sym("B") if self.uneven else 1)
             yield GatheredTokens(call.rows, call.rows * self.batches, following, width, experts.top_k, b, item)
