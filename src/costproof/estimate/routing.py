@@ -376,7 +376,7 @@ class RoutedCall:
     stage: str
     invocation: str
     batches: tuple[int, ...]
-    """Tokens of the batch of each rank in a call, by rank; ranks along ``tp`` have the same batch."""
+    """Tokens of the batch of each rank of a pipeline stage in a call; ranks along ``tp`` have the same batch."""
     calls: int
 
     def sends(self, mesh: Mesh) -> tuple[int, ...]:
@@ -671,10 +671,10 @@ PROMPT: Final = "prefill"
 
 
 def routed_call(workload: Workload, stage: str) -> RoutedCall:
-    """Return the tokens of all ranks in a call of the prefill or of a decode step."""
+    """Return the tokens of all ranks of a pipeline stage in a call of the prefill or of a decode step."""
     mesh, prompt = workload.mesh, stage == PROMPT
     length = workload.text_tokens if prompt else 1
-    tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
+    tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world // mesh.pp))
     return RoutedCall(stage, "", tokens, 1 if prompt else workload.new_tokens)
 
 
@@ -683,7 +683,8 @@ def pairs_sent(
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Return layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there in a call of a stage.
 
-    A table of pairs holds for every layer. Empty if no routing is given.
+    Ranks are those of the pipeline stage that has the layer. A table of pairs holds for every layer. Empty if no
+    routing is given.
 
     Args:
         layers: number of layers with experts.
@@ -696,7 +697,7 @@ def pairs_sent(
     if is_table(given):
         return (pairs_of(workload.inputs),) * layers if given else ()
     sizes, call = RoutedLayers(layers, experts, top_k, 0, 0), routed_call(workload, stage)
-    first, *others = copies_by_call(given, call, sizes, workload.mesh, "expert")
+    first, *others = copies_by_call(given, call, sizes, replace(workload.mesh, pp=1), "expert")
     for i, step in enumerate(others, 1):
         if step != first:
             what = "steps of one graph must send equally many pairs from each rank to each"
@@ -713,7 +714,8 @@ def splits_of(workload: Workload, layers: int, experts: int, top_k: int, stage: 
     """
     if DISPATCH not in workload.inputs:
         return ()
-    mesh, rank = workload.mesh, workload.rank
+    mesh = replace(workload.mesh, pp=1)
+    rank = workload.rank % mesh.world
     group, place = mesh.group("ep", rank), mesh.coordinates(rank).ep
     every = pairs_sent(workload, layers, experts, top_k, stage)
     return tuple((pairs[rank], tuple(pairs[other][place] for other in group)) for pairs in every)

@@ -82,7 +82,7 @@ def recounts(
     yield from _gathered_parts(found, workload)
     yield from _of_plan(found, workload, counted, one, symbols)
     given = str(workload.inputs.get(PAIRS, ""))
-    spread = routed is not None and workload.mesh.batches > 1 and (not given or " sha256:" in given)
+    spread = routed is not None and workload.mesh.batches > 1 == workload.mesh.pp and (not given or " sha256:" in given)
     yield Recount("", "methods of dispatch", "are given", bool(found.dispatches), spread)
     if routed is not None and found.dispatches:
         yield from _mixtures(routed, one, info)
@@ -171,17 +171,17 @@ def _pairs(workload: Workload, symbols: Mapping[str, int], rank: int, shared: Se
         return splits_of(replace(workload, inputs={**workload.inputs, RANK: place}), layers, experts, top_k, stage)
 
     for stage, length in (("prefill", workload.text_tokens), ("decode", 1))[: 2 if workload.new_tokens else 1]:
-        # Ranks one after another, each with its slice of the tokens that those along tp share.
-        behind = [0]
-        for place in range(mesh.world):
-            batch = batch_of(workload.batch, mesh.dp, place // mesh.tp)
+        # Ranks of a stage one after another, each with its slice of the tokens that those along tp share.
+        behind, at = [0], rank % (mesh.world // mesh.pp)
+        for place in range(mesh.world // mesh.pp):
+            batch = batch_of(workload.batch, mesh.dp * mesh.fsdp, place // mesh.tp)
             chunk = -(-batch * length // mesh.tp)
             behind.append(behind[-1] + len(range(batch * length)[place % mesh.tp * chunk :][:chunk]))
-        first, last = behind[rank : rank + 2]
+        first, last = behind[at : at + 2]
         for layer, (sent, _) in enumerate(of(rank, stage)):
             calls = 1 if file is None else len(file[stage])
             if file is None:
-                given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[rank].split(","))]
+                given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[at].split(","))]
             else:
                 every = [row for call in file[stage] for row in call[layer][first:last]]
                 own = Counter(e * mesh.ep // experts for row in every for e in row)
@@ -202,7 +202,7 @@ def _enumerated(mesh: Mesh) -> dict[int, dict[str, int]]:
 
 def gathered_places(run: Workload) -> Iterator[Recount]:
     """Yield second counts of the run of a rank once parameters are gathered: among the ranks with its sequences."""
-    if run.mesh.fsdp == 1:
+    if run.mesh.fsdp == 1 or DISPATCH in run.inputs:
         return
     found, place = run.gathered, _enumerated(run.mesh)
     same = [r for r, at in place.items() if all(at[x] == place[run.rank][x] for x in ("dp", "fsdp"))]
@@ -812,7 +812,7 @@ def _of_slices(
     mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
     slices = padded = missing = 0
     for rank in range(mesh.world if mesh.tp > 1 else 0):
-        batch = batch_of(workload.batch, mesh.dp, rank // mesh.tp)
+        batch = batch_of(workload.batch, mesh.dp * mesh.fsdp, rank % (mesh.world // mesh.pp) // mesh.tp)
         tokens = [*range(batch * (workload.text_tokens if stage == "prefill" else 1))]
         chunk = -(-len(tokens) // mesh.tp)
         own = tokens[rank % mesh.tp * chunk :][:chunk]

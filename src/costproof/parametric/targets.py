@@ -264,7 +264,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         tuple(d for d in (*copies, *_of_terms(target, one, workload, sharing, copies, stored))
               if d.metric in counted.metrics),
         tuple(_dispatches(target, workload, sharing)),
-        *((asdict(sharing.routed), NODES_OF) if sharing.routed is not None and mesh.batches > 1 else ()),
+        *((asdict(sharing.routed), NODES_OF) if sharing.routed is not None and has_forms(mesh) else ()),
     )  # fmt: skip
     whole = whole_prompt(target, workload)
     return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
@@ -443,14 +443,20 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 
 
+def has_forms(mesh: Mesh) -> bool:
+    """Return whether the forms of dispatch to experts are compared: ranks with all layers have several batches."""
+    return mesh.batches > 1 and mesh.pp == 1
+
+
 def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
     """Yield what each method of sending tokens to the experts of other ranks costs the counted rank.
 
-    None if ranks do not divide the experts, if those that do share one batch, or if the run is given only numbers of
-    pairs, which do not say how many copies of a token a method sends.
+    None if ranks do not divide the experts, if those that do share one batch, if stages of a pipeline have some of the
+    layers each, or if the run is given only numbers of pairs, which do not say how many copies of a token a method
+    sends.
     """
     pairs = str(workload.inputs.get(PAIRS, ""))
-    if workload.mesh.batches == 1 or sharing.routed is None or (pairs and is_table(pairs)):
+    if not has_forms(workload.mesh) or sharing.routed is None or (pairs and is_table(pairs)):
         return
     every = _routed_calls(target.invocations(workload), workload)
     yield from dispatch_rows(

@@ -34,14 +34,20 @@ def mesh_axes(**sizes: int) -> tuple[DeviceMesh, ...]:
     return tuple(every[name] for name in names)
 
 
-def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return the meshes of the ranks that share this rank's batch, and of all ranks that share its experts."""
+def expert_meshes(batches: int, ranks: int, stages: int = 1) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return the meshes of the ranks that share this rank's batch, and of all ranks that share its experts.
+
+    Args:
+        stages: of a pipeline, each with the same meshes.
+    """
+    axes = {"pp": stages} if stages > 1 else {}
     if batches == 1:
-        (mesh,) = mesh_axes(tp=ranks)
-        return mesh, mesh
-    _, own = mesh_axes(batches=batches, tp=ranks)
-    both = own._get_root_mesh()
-    return own, both._flatten("experts_".join(("", *(both.mesh_dim_names or ()))))
+        own = mesh_axes(**axes, tp=ranks)[-1]
+        return own, own
+    own = mesh_axes(**axes, batches=batches, tp=ranks)[-1]
+    root = own._get_root_mesh()
+    names = (root.mesh_dim_names or ())[-2:]
+    return own, root[names]._flatten("experts_".join(("", *names)))
 
 
 class SharedSequence:

@@ -284,12 +284,6 @@ def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
     return usual if not window or usual < window - 1 else next(n for n in (window - 2, window - 3) if n != _BATCH)
 
 
-def prefill_of(model: nn.Module, workload: Workload, decoder: Decoder) -> ExportJob:
-    """Return the export job of the workload's prefill at concrete sizes."""
-    job = prefill_job(model, workload, decoder, workload.batch, workload.text_tokens)
-    return replace(job, sizes=[], conventions=_stands_for(workload))
-
-
 def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> ExportJob:
     """Return a job whose input is the hidden states of the previous pipeline stage instead of token ids."""
     shape = job.args["ids"].shape

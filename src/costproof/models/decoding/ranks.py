@@ -105,7 +105,8 @@ def _splits(model: Any, workload: Workload) -> tuple[dict[int, Splits], ...]:
     top_k = text_config(model).num_experts_per_tok
     found: list[dict[int, Splits]] = [{} for _ in layers]
     for stage in STAGES[: 2 if workload.new_tokens else 1] if layers else ():  # layers may all be dense
-        tokens = routed_call(workload, stage).batches[workload.rank]
+        every = routed_call(workload, stage).batches
+        tokens = every[workload.rank % len(every)]
         sizes = len(layers), int(layers[0].num_experts), int(top_k)
         for of_layer, splits in zip(found, splits_of(workload, *sizes, stage), strict=True):
             of_layer[tokens] = splits
@@ -176,9 +177,11 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
         _pad_vocabulary(model, plans[0], engine.padding(mesh.tp))
     found: Distributed | FullySharded
     if mesh.fsdp > 1:
-        found = parts(tensor=mesh.tp, plans=plans)
+        found = parts(tensor=mesh.tp, plans=plans, splits=splits)
     else:
-        place = at.ep if mesh.batches > 1 else (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
+        place = (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
+        if mesh.batches > 1:
+            place = at.pp * mesh.ep + at.ep
         found = Distributed(
             model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence, workload.gathered_batches
         )

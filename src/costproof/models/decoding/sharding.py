@@ -167,7 +167,8 @@ def mesh_symbols(config: SharedDecoder, workload: Workload, plan: ShardPlan, sta
     for (sends, gets), (sent, got) in zip(_pair_names(config, workload), splits, strict=True):
         found |= {sends: sum(sent) - sent[own], gets: sum(got) - got[own]}
     if _pads_slices(workload):
-        tokens = routed_call(workload, stage).batches[workload.rank]
+        every = routed_call(workload, stage).batches
+        tokens = every[workload.rank % len(every)]
         first, behind = shard(tokens, mesh.tp, mesh.coordinates(workload.rank).tp)
         found["slice_tokens"] = behind - first
     return found
@@ -257,6 +258,8 @@ class Shards:
     """Whether logits pass a soft cap."""
     mixtures: int = 0
     """Number of the model's layers with routed experts."""
+    first_mixture: int = 0
+    """Number of those in pipeline stages before the rank's."""
     biased_experts: bool = False
     """Whether experts have biases, see :class:`~costproof.analytic.experts.ClampedExperts`."""
     gathered_weights: bool = False
@@ -280,7 +283,9 @@ class Shards:
             wide_weights=style is None or style.routing is None or not style.routing.narrow,
             pairs=_pair_names(config, workload), pads_slices=_pads_slices(workload),
             routed=_mixtures(config, style) if mesh.ep > 1 else None,
-            stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
+            stage=(stage := mesh.coordinates(workload.rank).pp),
+            layers=(layers := stage_layers(config.layers, mesh.pp, stage)),
+            first_mixture=sum(routed_layers(config)[: layers.start]),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
             keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
@@ -515,7 +520,7 @@ class Shards:
         reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
         latent = self.latent and "attention" in split and self.plan.name == OWN
         done: dict[tuple[str, int], tuple[ModulePart, ModulePart]] = {}
-        mixtures = -1
+        mixtures = self.first_mixture - 1
         for part in parts:
             mixtures += part.role == "text.layer.experts"
             key = part.role, id(part.layers)

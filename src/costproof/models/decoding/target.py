@@ -405,8 +405,6 @@ class CausalTarget(NativeOnRanks[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        if DISPATCH in workload.inputs and not workload.new_tokens:  # of one prompt, whose sizes they decide
-            return (exports.prefill_of(model, workload.own, self.decoder),)
         heads_apart = by_heads(self.config, workload)
         jobs = exports.export_jobs(model, _own(workload, whole=heads_apart), self.decoder_of_rank(workload))
         if workload.mesh.coordinates(workload.rank).pp > 0:
