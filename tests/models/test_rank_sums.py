@@ -184,6 +184,22 @@ def test_padding_of_uneven_slices() -> None:
     assert moved[padding] == layers * (2 * hidden * 2 + (1 + 2 + 1) * hidden * 4)
 
 
+def test_pairs_of_stages() -> None:
+    """Two stages of 16 layers send as many pairs as one device of 32, and 8 tokens x 4,096 x 2 bytes between them."""
+    layers, hidden = 32, 4096
+    mesh: dict[str, Any] = {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "6,2;3,5"}
+    one, two = ranks("mixtral", **mesh), ranks("mixtral", pp=2, **mesh)
+    weighed = "results that a rank weighs and adds behind the exchange"
+    exchanged = "pairs of tokens and experts, copied, exchanged and put in order"
+    sent = []
+    for found in (one, two):
+        assert copies(found, "prefill", "vector_flops")[weighed] == layers * 2 * 16 * hidden
+        assert copies(found, "prefill", "unfused_bytes")[exchanged] == layers * 12 * 16 * hidden * 2
+        sent.append(sum(row.stages["prefill"]["comm_bytes"] * len(row.ranks) for row in found.ranks))
+    assert copies(two, "prefill", "input_bytes")["hidden states that stages send"] == 8 * hidden * 2
+    assert sent[1] - sent[0] == 8 * hidden * 2
+
+
 def test_pairs_do_not_change_the_experts_that_a_token_passes() -> None:
     """A rank of two holds 4 of 8 experts: a token passes 2 of them at most, whichever way its rows come there."""
     per_layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 8 * 4096 + 2 * 4096

@@ -596,7 +596,7 @@ def test_plans_are_those_of_transformers() -> None:
         ),
         (
             "mixtral",
-            {"tp": 2, "ep": 2, "batch": 2, "fsdp": 2, "dispatch": "all-to-all", "pairs": "1,1;1,1"},
+            {"tp": 2, "ep": 2, "cp": 2, "text_tokens": 8, "dispatch": "all-to-all", "pairs": "8,8;8,8"},
             "--dispatch",
         ),
         ("mixtral", {"dp": 3, "ep": 3, "batch": 3}, "--ep"),

@@ -442,6 +442,47 @@ def test_pairs_of_steps(tmp_path: Path) -> None:
         workload(target, **{**given, "text_tokens": 1})
 
 
+def test_pairs_of_a_pipeline_stage(tmp_path: Path) -> None:
+    """Of three layers the last stage has one; its ranks send the pairs of this layer only.
+
+    Rank 3 is the second of them: of the 4 pairs of its 2 tokens one leaves, and 2 of rank 2 arrive. A pair is 64 x 2
+    bytes, there and back; rank 3 says of 4 experts of rank 2, in 8 bytes, how many pairs they get.
+    """
+    others = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    layers = [others, others, [[0, 4], [1, 5], [4, 5], [6, 1]]]
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [layers]}), encoding="utf-8")
+    target = small("qwen3-moe", layers=3)
+    routed: dict[str, Any] = {"dispatch": "all-to-all", "pairs": tmp_path / "routing.json", "new_tokens": 0}
+    work = workload(target, pp=2, dp=2, ep=2, rank=3, text_tokens=2, **routed)
+    for ledger in of_all_sources(target, work):
+        mine = [cost for (_, module, _), cost in collectives(ledger).items() if "experts" in module]
+        assert mine == [((1 + 2) * 128 + 32, (4 + 5) * 128 + 64, 3)]
+
+
+def test_pairs_of_ranks_with_parts_of_parameters(tmp_path: Path) -> None:
+    """Ranks along fsdp have batches of their own, and send pairs to those along tp, which have one sequence of 3.
+
+    Of the second sequence rank 2 sends two tokens and rank 3 one, of which it keeps one pair; 2 of rank 2 arrive.
+    """
+    tokens = [[0, 1], [4, 2], [7, 3], [0, 4], [5, 1], [3, 6]]
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [[tokens]]}), encoding="utf-8")
+    target = small("mixtral", layers=1)
+    routed: dict[str, Any] = {"dispatch": "all-to-all", "pairs": tmp_path / "routing.json", "new_tokens": 0}
+    work = workload(target, fsdp=2, tp=2, ep=2, rank=3, text_tokens=3, **routed)
+    for ledger in of_all_sources(target, work):
+        mine = {kind: cost for (_, module, kind), cost in collectives(ledger).items() if "experts" in module}
+        assert mine == {"all_to_all": ((1 + 2) * 128 + 32, (2 + 3) * 128 + 64, 3), "all_gather": (512, 4 * 256, 1)}
+
+
+def of_all_sources(target: Any, work: Workload) -> tuple[Ledger, Ledger, Ledger]:
+    """Return the ledgers of formulas, graph and run, which are equal in every module and metric of a prompt."""
+    formulas, static, run = evaluate_formulas(target, work), static_ledger(target, work), dynamic_ledger(target, work)
+    both = {*static.metrics} & {*run.ledger.metrics}
+    found = {key: cost for key, cost in by_module(formulas, both).items() if key[0] == "prefill"}
+    assert by_module(run.ledger, both) == by_module(static, both) == found
+    return formulas, static, run.ledger
+
+
 def test_stages_in_turn_return_what_one_device_returns() -> None:
     """Stages of both readings, run one after another: each is given what the one before it sends."""
     config: Any = small("gemma2", layers=5).native()[1]

@@ -192,6 +192,7 @@ def touched_of_rank(
     sizes: Mapping[tuple[str, str], Mapping[str, int]],
     layers: RoutedLayers,
     loads: Mapping[str, Sequence[Sequence[ExpertLoad]]],
+    first: int = 0,
 ) -> list[TouchedExperts]:
     """Return the experts that the layers of a rank read under a given routing.
 
@@ -200,6 +201,7 @@ def touched_of_rank(
         sizes: (stage, invocation) -> the values of its symbols.
         layers: sizes of the layers, all experts of all ranks among them.
         loads: stage -> call -> layer with experts -> load of the rank.
+        first: number of layers with experts in pipeline stages before the rank's.
     """
     found = []
     for stage, calls in loads.items():
@@ -210,7 +212,7 @@ def touched_of_rank(
             tokens = sizes[stage, node.invocation]["B"] * sizes[stage, node.invocation].get("S", 1)
             read = ceil(per_expert * mean + rest)
             found.append(
-                TouchedExperts(stage, node.role, layer, held, layers.top_k, tokens, len(calls), str(mean), read)
+                TouchedExperts(stage, node.role, first + layer, held, layers.top_k, tokens, len(calls), str(mean), read)
             )
     return found
 
@@ -229,7 +231,8 @@ def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Frac
     (bound,) = expr.atoms(sympy.Min)
     touched = sympy.Symbol("touched")
     numbers = {s: values[s.name] for s in expr.free_symbols}
-    grows = [a for a in bound.args if not {"B", "ep_sequences"}.isdisjoint(s.name for s in a.free_symbols)]
+    of_tokens = {"B", "ep_sequences", "slice_tokens"}
+    grows = [a for a in bound.args if not of_tokens.isdisjoint(s.name for s in a.free_symbols)]
     held = [a for a in bound.args if a not in grows]
     line = sympy.Poly(expr.xreplace({bound: touched}).subs(numbers), touched)
     per_expert, rest = (line.coeff_monomial(touched**n) for n in (1, 0))

@@ -129,6 +129,10 @@ class Sharing(Protocol):
         """Return the mixtures of experts that ranks divide; ``None`` if there are none."""
 
     @property
+    def own_mixtures(self) -> range:
+        """Return the indices of the rank's layers among those with routed experts."""
+
+    @property
     def by_heads(self) -> bool:
         """Return whether each rank that shares a sequence caches some heads at all positions."""
 

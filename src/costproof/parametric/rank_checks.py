@@ -1306,12 +1306,14 @@ def batch_of(batch: int, parts: int, index: int) -> int:
 def expert_choices(run: Workload, stage: str, routing: str) -> list[list[list[tuple[int, list[int]]]]]:
     """Return the choices of a routing file, read once more: call -> layer -> (rank that sends the token, its experts).
 
+    Ranks are those of a pipeline stage.
+
     Args:
         run: with all tokens of a prompt.
     """
     mesh, length, senders = run.mesh, run.text_tokens if stage == "prefill" else 1, []
-    for rank in range(mesh.world):
-        tokens = batch_of(run.batch, mesh.dp, rank // mesh.tp) * length
+    for rank in range(mesh.world // mesh.pp):
+        tokens = batch_of(run.batch, mesh.dp * mesh.fsdp, rank // mesh.tp) * length
         chunk = -(-tokens // mesh.tp)
         senders += [rank] * len(range(tokens)[rank % mesh.tp * chunk :][:chunk])
     return [[[*zip(senders, layer, strict=True)] for layer in call] for call in _file_of(run, routing)[stage]]

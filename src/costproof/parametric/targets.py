@@ -27,6 +27,7 @@ from costproof.estimate.routing import (
     RoutedRank,
     TouchedExperts,
     check_stages,
+    copies_by_call,
     dispatch_rows,
     expert_loads,
     is_table,
@@ -471,7 +472,7 @@ def _routed_calls(calls: Iterable[Invocation], workload: Workload) -> Iterator[R
             continue
         known = call.symbols
         length = known["B"] * known.get("S", 1) // workload.own_batch
-        tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
+        tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world // mesh.pp))
         yield RoutedCall(call.stage, call.id, tokens, known.get("N", 1))
 
 
@@ -500,7 +501,7 @@ def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, no
         BadInput: the routing does not match the run.
     """
     layers, info, mesh = target.shares(run).routed, target.info(), run.mesh
-    if max(mesh.pp, mesh.cp, mesh.fsdp) > 1:
+    if mesh.cp > 1 or (max(mesh.pp, mesh.fsdp) > 1 and DISPATCH not in run.inputs):
         what = "a routing is counted on ranks with all layers, whole sequences and whole parameters"
         raise BadInput(what, where="--routing", expected="--pp 1, --cp 1, --fsdp 1", got=mesh.text)
     assert layers is not None
@@ -509,26 +510,49 @@ def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, no
     calls = [*_routed_calls((c for c in invocations if c.stage in stages), run)]
     check_stages(routing_data(routing), [call.stage for call in calls], routing.partition(" sha256:")[0])
     values = {(c.stage, c.id): {**info.symbols, **c.symbols} for c in invocations}
+    alike, own = replace(mesh, pp=1), target.shares(run).own_mixtures
     mine = {
-        c.stage: [[layer[run.rank] for layer in call] for call in expert_loads(routing, c, layers, mesh)] for c in calls
-    }
-    experts = touched_of_rank(ledger, values, layers, mine)
+        c.stage: [
+            [call[i][run.rank % alike.world] for i in own] for call in expert_loads(routing, c, layers, alike)
+        ]
+        for c in calls
+    }  # fmt: skip
+    experts = touched_of_rank(ledger, values, layers, mine, own.start)
     shares, loads = dict[str, Fraction](), []
     sent: dict[str, dict[str, int]] = {}
     item, group = FLOAT_BYTES[run.dtype], mesh.group("ep", run.rank)
-    for d in dispatch_rows(layers, mesh, run.rank, calls, item, routing, node) if mesh.batches > 1 else ():
+    for d in dispatch_rows(layers, mesh, run.rank, calls, item, routing, node) if has_forms(mesh) else ():
         if d.routing == "given":
             sent.setdefault(d.stage, {})[d.form] = d.sent_bytes
     for call in calls:
         every = [load for of_call in mine[call.stage] for load in of_call]
-        pairs, own = sum(load.pairs for load in every), [t for t in experts if t.stage == call.stage]
-        tokens = sum(call.sends(mesh)[rank] for rank in group)
+        pairs, read_by = sum(load.pairs for load in every), [t for t in experts if t.stage == call.stage]
         if DISPATCH not in run.inputs:
+            tokens = sum(call.sends(mesh)[rank] for rank in group)
             shares[call.stage] = Fraction(pairs, layers.layers * call.calls * tokens * layers.top_k)
+        if DISPATCH in run.inputs and not has_forms(mesh):
+            pairs_moved = _pairs_moved(copies_by_call(routing, call, layers, alike, "expert"), own, run)
+            sent[call.stage] = {str(run.inputs[DISPATCH]): pairs_moved * layers.hidden * item}
         touched = Fraction(sum(load.touched for load in every), len(every))
-        read, work = sum(t.bytes for t in own), 6 * layers.hidden * layers.inner * pairs
+        read, work = sum(t.bytes for t in read_by), 6 * layers.hidden * layers.inner * pairs
         loads.append(RoutedRank(call.stage, run.rank, pairs, str(touched), read, work, sent.get(call.stage, {})))
     return GivenRank(with_reads(share_of_experts(folded, shares), experts), tuple(experts), tuple(loads))
+
+
+def _pairs_moved(calls: Iterable[Sequence[Sequence[Sequence[int]]]], layers: Iterable[int], run: Workload) -> int:
+    """Return the pairs that a rank sends to other ranks in its layers, and the results of theirs that it returns.
+
+    Args:
+        calls: call -> layer with experts -> rank of a pipeline stage -> rank of its ``ep`` group -> pairs.
+    """
+    mesh = replace(run.mesh, pp=1)
+    rank = run.rank % mesh.world
+    place, others = mesh.coordinates(rank).ep, [r for r in mesh.group("ep", rank) if r != rank]
+    found = 0
+    for call in calls:
+        for pairs in (call[i] for i in layers):
+            found += sum(pairs[rank]) - pairs[rank][place] + sum(pairs[other][place] for other in others)
+    return found
 
 
 def with_nodes(capture: Capture, devices: Devices) -> Capture:

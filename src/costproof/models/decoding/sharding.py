@@ -258,8 +258,8 @@ class Shards:
     """Whether logits pass a soft cap."""
     mixtures: int = 0
     """Number of the model's layers with routed experts."""
-    first_mixture: int = 0
-    """Number of those in pipeline stages before the rank's."""
+    own_mixtures: range = range(0)
+    """Indices of those in the rank's pipeline stage."""
     biased_experts: bool = False
     """Whether experts have biases, see :class:`~costproof.analytic.experts.ClampedExperts`."""
     gathered_weights: bool = False
@@ -285,7 +285,7 @@ class Shards:
             routed=_mixtures(config, style) if mesh.ep > 1 else None,
             stage=(stage := mesh.coordinates(workload.rank).pp),
             layers=(layers := stage_layers(config.layers, mesh.pp, stage)),
-            first_mixture=sum(routed_layers(config)[: layers.start]),
+            own_mixtures=range(*(sum(routed_layers(config)[:i]) for i in (layers.start, layers.stop))),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
             keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
@@ -520,7 +520,7 @@ class Shards:
         reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
         latent = self.latent and "attention" in split and self.plan.name == OWN
         done: dict[tuple[str, int], tuple[ModulePart, ModulePart]] = {}
-        mixtures = self.first_mixture - 1
+        mixtures = self.own_mixtures.start - 1
         for part in parts:
             mixtures += part.role == "text.layer.experts"
             key = part.role, id(part.layers)
