@@ -464,7 +464,9 @@ def mesh_problems(
         found.append(BadInput(what, where=f"--{PLAN}, --ep", expected=f"{expected}, or ep {mesh.tp}", got=plan.name))
     if mesh.batches > 1 and (mesh.cp > 1 or (mesh.pp > 1 and DISPATCH not in workload.inputs)):
         what = "experts of several batches are counted without stages and shared sequences"
-        found.append(BadInput(what, where="--ep", expected=f"ep {mesh.tp}, or --pp 1 and --cp 1", got=mesh.text))
+        others = "" if mesh.cp > 1 else ", or --dispatch all-to-all"
+        expected = f"ep {mesh.tp}, or --pp 1 and --cp 1{others}"
+        found.append(BadInput(what, where="--ep", expected=expected, got=mesh.text))
     found += _pair_problems(config, workload, joint=plan.joint)
     if mesh.ep > 1:
         experts = getattr(config, "experts", 0)
