@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.mesh import Parallel
@@ -198,6 +200,26 @@ def test_pairs_of_stages() -> None:
         sent.append(sum(row.stages["prefill"]["comm_bytes"] * len(row.ranks) for row in found.ranks))
     assert copies(two, "prefill", "input_bytes")["hidden states that stages send"] == 8 * hidden * 2
     assert sent[1] - sent[0] == 8 * hidden * 2
+
+
+def test_unequal_steps(tmp_path: Path) -> None:
+    """Of two steps with 4 pairs each the experts of rank 0 run on 3 and on 1, those of rank 1 on 1 and on 3.
+
+    Each pair may choose another expert, so both ranks read 4 in both steps together, and one device 4 in each.
+    """
+    layers, hidden, inner = 32, 4096, 14_336
+    steps = [[[[0, 1], [2, 4]]] * layers, [[[4, 5], [0, 6]]] * layers]
+    file = tmp_path / "routing.json"
+    file.write_text(json.dumps({"prefill": [[[[0, 4]] * 8] * layers], "decode": steps}), encoding="utf-8")
+    found = ranks("mixtral", dp=2, ep=2, batch=2, new_tokens=2, dispatch="all-to-all", pairs=file)
+    weighed = "results that a rank weighs and adds behind the exchange"
+    assert copies(found, "decode", "vector_flops")[weighed] == layers * 2 * 8 * hidden
+    others = layers * (2 * hidden * hidden + 2 * hidden * 1024 + 8 * hidden + 2 * hidden) + hidden
+    every_step = others + 32_000 * hidden + hidden  # and the row of the token that is looked up
+    for row in found.ranks:
+        experts = layers * 4 * 3 * hidden * inner
+        assert row.stages["decode"]["weight_read_bytes"] == 2 * (2 * every_step + experts)
+    assert copies(found, "decode", "weight_read_bytes") == {DATA_COPIES: 2 * 2 * (every_step - hidden)}
 
 
 def test_pairs_do_not_change_the_experts_that_a_token_passes() -> None:

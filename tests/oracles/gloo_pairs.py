@@ -54,7 +54,7 @@ def rank_main(rank: int, ranks: int, alike: int, tokens: int, folder: str) -> No
             own = batch(other // alike, tokens)[1][other % alike * size :][:size]
             holders = own.flatten() // held.num_experts
             sent.append([int((holders == r).sum()) for r in range(ranks)])
-        splits = {id(held): {tokens: (sent[rank], [of[rank] for of in sent])}}
+        splits = {id(held): {tokens: [(sent[rank], [of[rank] for of in sent])]}}
         given = batch(rank // alike, tokens)
         ours = ExchangingExperts(splits, held, every, same)(*given)
         theirs = AllToAllEP(held, every, same)(*given)

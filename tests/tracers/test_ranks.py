@@ -417,8 +417,8 @@ def test_pairs_of_steps(tmp_path: Path) -> None:
     """Rank 1 of two has one sequence: of the 2 pairs of a step it keeps one, and gets both of rank 0, in three steps.
 
     Of a prompt of 6 tokens it keeps all its 12 pairs, and gets none. A step has 1 + 2 pairs of 64 x 2 bytes there and
-    back, and numbers for 4 experts; its buffers have 2 and 3 pairs, and numbers for 8. Steps that send another number
-    of pairs are refused, as is a prompt that is as long as a step.
+    back, and numbers for 4 experts; its buffers have 2 and 3 pairs, and numbers for 8. A prompt that is as
+    long as a step is refused.
     """
     prompt = [[[0, 1]] * 6 + [[5, 4]] * 6]
     routed: dict[str, Any] = {"dispatch": "all-to-all", "pairs": tmp_path / "routing.json"}
@@ -434,12 +434,29 @@ def test_pairs_of_steps(tmp_path: Path) -> None:
         assert found == {"prefill": (32, (12 + 12) * 128 + 64, 3), "decode": stepped}
     both = {*static.metrics} & {*run.ledger.metrics}
     assert by_module(run.ledger, both) == by_module(static, both) == by_module(formulas, both)
-    steps[2] = [[[7, 0], [2, 7]]]
-    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [prompt], "decode": steps}), encoding="utf-8")
-    with pytest.raises(Problems, match="steps of one graph must send equally many pairs"):
-        workload(target, **given)
     with pytest.raises(Problems, match="a graph tells a prompt from a step"):
         workload(target, **{**given, "text_tokens": 1})
+
+
+def test_pairs_of_unequal_steps(tmp_path: Path) -> None:
+    """Rank 1 sends one of its 2 pairs in each of three steps, and gets 2, 2 and 1 of rank 0.
+
+    A pair is 64 x 2 bytes, there and back. Its experts run on 3, 3 and 2 pairs, of which each may choose another of 4
+    experts: 8 are read at most, each of 3 x 64 x 32 weights.
+    """
+    prompt = [[[0, 1]] * 6 + [[5, 4]] * 6]
+    steps = [[[[4, 5], [1, 6]]], [[[6, 7], [5, 0]]], [[[7, 0], [2, 7]]]]
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [prompt], "decode": steps}), encoding="utf-8")
+    target = small("qwen3-moe", layers=1, window=64)
+    routed: dict[str, Any] = {"dispatch": "all-to-all", "pairs": tmp_path / "routing.json"}
+    work = workload(target, dp=2, ep=2, rank=1, text_tokens=6, new_tokens=3, **routed)
+    for ledger in of_all_sources(target, work):
+        nodes = [n for n in ledger.nodes if n.stage == "decode" and n.module.endswith("experts")]
+        found = {kind: cost for (stage, _, kind), cost in collectives(ledger).items() if stage == "decode"}
+        assert found["all_to_all"] == ((3 + 5) * 128 + 3 * 32, (6 + 8) * 128 + 3 * 64, 9)
+        assert sum(n.cost("flops") or 0 for n in nodes if "flops" in n.costs) == 8 * 3 * 2 * 64 * 32
+        reads = sum(n.cost("weight_read_bytes") or 0 for n in nodes if "weight_read_bytes" in n.costs)
+        assert reads == 8 * 3 * 64 * 32 * 2
 
 
 def test_pairs_of_a_pipeline_stage(tmp_path: Path) -> None:
@@ -475,10 +492,11 @@ def test_pairs_of_ranks_with_parts_of_parameters(tmp_path: Path) -> None:
 
 
 def of_all_sources(target: Any, work: Workload) -> tuple[Ledger, Ledger, Ledger]:
-    """Return the ledgers of formulas, graph and run, which are equal in every module and metric of a prompt."""
+    """Return the ledgers of formulas, graph and run, which are equal in every module and metric."""
     formulas, static, run = evaluate_formulas(target, work), static_ledger(target, work), dynamic_ledger(target, work)
     both = {*static.metrics} & {*run.ledger.metrics}
-    found = {key: cost for key, cost in by_module(formulas, both).items() if key[0] == "prefill"}
+    stages = ("prefill", "decode")[: 2 if work.new_tokens else 1]
+    found = {key: cost for key, cost in by_module(formulas, both).items() if key[0] in stages}
     assert by_module(run.ledger, both) == by_module(static, both) == found
     return formulas, static, run.ledger
 

@@ -220,14 +220,19 @@ def touched_of_rank(
 def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Fraction, Fraction]:
     """Return the weight bytes of all calls as a linear function of the number of experts that a call reads.
 
-    The formula contains min(experts, rows) as the bound of the experts that a call touches.
+    The formula contains min(experts, rows) as the bound of the experts that a call touches, or of unequal steps the sum
+    of these bounds.
 
     Returns:
-        Experts, rows of a call, bytes per touched expert of a call, and the remaining bytes.
+        Experts, rows of a call (0 of unequal ones), bytes per touched expert of a call, and the remaining bytes.
     """
     import sympy
 
     expr = parse(source)
+    for sums in [s for s in expr.free_symbols if s.name.startswith("text_experts_read")]:
+        known = {s: values[s.name] for s in expr.free_symbols - {sums}}
+        rest, one = (int(expr.xreplace({**known, sums: sympy.Integer(n)})) for n in (0, 1))
+        return values["text_experts"] // values["ep"], 0, Fraction((one - rest) * values["N"]), Fraction(rest)
     (bound,) = expr.atoms(sympy.Min)
     touched = sympy.Symbol("touched")
     numbers = {s: values[s.name] for s in expr.free_symbols}
@@ -683,35 +688,30 @@ def routed_call(workload: Workload, stage: str) -> RoutedCall:
 
 def pairs_sent(
     workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there in a call of a stage.
+) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]:
+    """Return call -> layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there.
 
-    Ranks are those of the pipeline stage that has the layer. A table of pairs holds for every layer. Empty if no
-    routing is given.
+    Ranks are those of the pipeline stage that has the layer. A table of pairs holds for every layer, and has one call.
+    Empty if no routing is given.
 
     Args:
         layers: number of layers with experts.
-        stage: ``prefill``, or ``decode``, whose steps must send equally many pairs.
+        stage: ``prefill`` or ``decode``.
 
     Raises:
-        BadInput: the text is not such a table, the file does not match the run, or steps send other numbers of pairs.
+        BadInput: the text is not such a table, or the file does not match the run.
     """
     given = str(workload.inputs.get(PAIRS, ""))
     if is_table(given):
-        return (pairs_of(workload.inputs),) * layers if given else ()
+        return ((pairs_of(workload.inputs),) * layers,) if given else ()
     sizes, call = RoutedLayers(layers, experts, top_k, 0, 0), routed_call(workload, stage)
-    first, *others = copies_by_call(given, call, sizes, replace(workload.mesh, pp=1), "expert")
-    for i, step in enumerate(others, 1):
-        if step != first:
-            what = "steps of one graph must send equally many pairs from each rank to each"
-            where = f"{given.partition(_DIGEST)[0]}, $.{stage}[{i}]"
-            raise BadInput(what, where=where, expected=f"the numbers of $.{stage}[0] in each layer, or 1 new token",
-                           fix=f"leave out --{DISPATCH}: the table of its forms has any routing")  # fmt: skip
-    return first
+    return copies_by_call(given, call, sizes, replace(workload.mesh, pp=1), "expert")
 
 
-def splits_of(workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT) -> tuple[Splits, ...]:
-    """Return the pairs that the counted rank sends and receives in each layer with experts; empty if it gathers tokens.
+def splits_of(
+    workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT
+) -> tuple[tuple[Splits, ...], ...]:
+    """Return the pairs that the counted rank sends and receives: call -> layer with experts; empty if it gathers.
 
     Args and errors are those of :func:`pairs_sent`.
     """
@@ -720,5 +720,14 @@ def splits_of(workload: Workload, layers: int, experts: int, top_k: int, stage: 
     mesh = replace(workload.mesh, pp=1)
     rank = workload.rank % mesh.world
     group, place = mesh.group("ep", rank), mesh.coordinates(rank).ep
-    every = pairs_sent(workload, layers, experts, top_k, stage)
-    return tuple((pairs[rank], tuple(pairs[other][place] for other in group)) for pairs in every)
+    return tuple(
+        tuple((pairs[rank], tuple(pairs[other][place] for other in group)) for pairs in call)
+        for call in pairs_sent(workload, layers, experts, top_k, stage)
+    )
+
+
+def steps_differ(workload: Workload, layers: int, experts: int, top_k: int) -> bool:
+    """Return whether decode steps send unequal numbers of pairs, from any rank to any, in any layer."""
+    if DISPATCH not in workload.inputs or not workload.new_tokens:
+        return False
+    return len({*pairs_sent(workload, layers, experts, top_k, "decode")}) > 1

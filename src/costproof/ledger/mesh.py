@@ -38,11 +38,12 @@ FSDP_CP: Final = "fsdp*cp"
 """Name of the group of ranks along ``fsdp`` and ``cp``, which shard the same parameters (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {
     "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
+    "text_experts_read": "0",
     "ep_sequences": "B", "ep_next": "B", "slice_tokens": "B*S",
     "cp": "1", "cp_place": "1", "cp_tokens": "S", "fsdp": "1", "fsdp_rank": "0",
 }  # fmt: skip
 """Values on one device of the symbols in a rank's formulas, by symbol."""
-_OF_LAYER: Final = "text_pairs_sent_", "text_pairs_got_"
+_OF_LAYER: Final = "text_pairs_sent_", "text_pairs_got_", "text_experts_read_"
 """Beginnings of the symbols of a layer whose tokens are routed otherwise than those of other layers."""
 
 

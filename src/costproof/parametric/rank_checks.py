@@ -167,7 +167,7 @@ def _pairs(workload: Workload, symbols: Mapping[str, int], rank: int, shared: Se
     mesh, experts, top_k, file = workload.mesh, symbols["text_experts"], symbols["text_topk"], _file_of(workload)
     layers = 1 if file is None else len(file["prefill"][0])
 
-    def of(place: int, stage: str) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    def of(place: int, stage: str) -> tuple[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], ...]:
         return splits_of(replace(workload, inputs={**workload.inputs, RANK: place}), layers, experts, top_k, stage)
 
     for stage, length in (("prefill", workload.text_tokens), ("decode", 1))[: 2 if workload.new_tokens else 1]:
@@ -178,19 +178,19 @@ def _pairs(workload: Workload, symbols: Mapping[str, int], rank: int, shared: Se
             chunk = -(-batch * length // mesh.tp)
             behind.append(behind[-1] + len(range(batch * length)[place % mesh.tp * chunk :][:chunk]))
         first, last = behind[at : at + 2]
-        for layer, (sent, _) in enumerate(of(rank, stage)):
-            calls = 1 if file is None else len(file[stage])
-            if file is None:
-                given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[at].split(","))]
-            else:
-                every = [row for call in file[stage] for row in call[layer][first:last]]
-                own = Counter(e * mesh.ep // experts for row in every for e in row)
-                given = [own[i] for i in range(mesh.ep)]
-            yield Recount("", f"rank {rank} to all, {stage}", "pairs", sum(sent), (last - first) * top_k)
-            for i, other in enumerate(shared):
-                got = of(other, stage)[layer][1][rank - shared[0]]
-                yield Recount("", f"rank {rank} to {other}, {stage}", "pairs", sent[i], got)
-                yield Recount("", f"rank {rank} to {other}, {stage}", "pairs as given", calls * sent[i], given[i])
+        calls = [None] if file is None else file[stage]
+        for step, (call, layers_sent) in enumerate(zip(calls, of(rank, stage), strict=True)):
+            for layer, (sent, _) in enumerate(layers_sent):
+                if call is None:
+                    given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[at].split(","))]
+                else:
+                    own = Counter(e * mesh.ep // experts for row in call[layer][first:last] for e in row)
+                    given = [own[i] for i in range(mesh.ep)]
+                yield Recount("", f"rank {rank} to all, {stage}", "pairs", sum(sent), (last - first) * top_k)
+                for i, other in enumerate(shared):
+                    got = of(other, stage)[step][layer][1][rank - shared[0]]
+                    yield Recount("", f"rank {rank} to {other}, {stage}", "pairs", sent[i], got)
+                    yield Recount("", f"rank {rank} to {other}, {stage}", "pairs as given", sent[i], given[i])
 
 
 def _enumerated(mesh: Mesh) -> dict[int, dict[str, int]]:

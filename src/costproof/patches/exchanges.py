@@ -257,13 +257,16 @@ class ExchangingExperts:
     """
 
     def __init__(
-        self, splits: Mapping[int, Mapping[int, tuple[Sequence[int], Sequence[int]]]], experts: Any, ep_mesh: Any,
+        self,
+        splits: Mapping[int, Mapping[int, Sequence[tuple[Sequence[int], Sequence[int]]]]],
+        experts: Any,
+        ep_mesh: Any,
         tp_mesh: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take the numbers of pairs that go to and come from each rank.
 
         Args:
-            splits: by the identity of the layer's experts, and by the number of tokens of a call.
+            splits: by the identity of the layer's experts, and by the number of tokens of a call; of equal calls one.
         """
         self.forward, self.held, self.mesh = experts.forward, int(experts.num_experts), ep_mesh
         self.splits, self.alike = splits[id(experts)], tp_mesh
@@ -314,11 +317,14 @@ class ExchangingExperts:
 
 
 S = TypeVar("S")
+STEP: Final[ContextVar[int]] = ContextVar("step", default=0)
+"""Index of the decode step that a model runs, of those that exchange unequal numbers of pairs."""
 
 
-def splits_in(splits: Mapping[int, S], hidden: Any) -> S:
+def splits_in(splits: Mapping[int, Sequence[S]], hidden: Any) -> S:
     """Return the numbers of pairs in a call on these tokens; those of the only call if there is one."""
-    return next(iter(splits.values())) if len(splits) == 1 else splits[int(hidden.shape[0])]
+    calls = next(iter(splits.values())) if len(splits) == 1 else splits[int(hidden.shape[0])]
+    return calls[STEP.get() if len(calls) > 1 else 0]
 
 
 class SharedTokens:

@@ -37,6 +37,8 @@ NOTE: Final = (
 """Note in results of models that transformers has distributed."""
 Plan = Mapping[str, str]
 """Name of a parallel style of transformers, by path of a module or parameter."""
+_Splits = Sequence[Mapping[int, Sequence[tuple[Sequence[int], Sequence[int]]]]]
+"""Numbers of pairs that go to and come from each rank, by layer with experts, tokens of a call, and call."""
 
 
 @contextmanager
@@ -124,7 +126,7 @@ class Distributed:
         rank: int,
         stages: int = 1,
         batches: int = 1,
-        splits: Sequence[Mapping[int, tuple[Sequence[int], Sequence[int]]]] = (),
+        splits: _Splits = (),
         sequence: SharedSequence | None = None,
         sequences: tuple[int, ...] = (),
     ) -> None:
@@ -183,9 +185,7 @@ class Distributed:
                     one.module._parameters[one.name] = one.local
 
 
-def _form(
-    model: nn.Module, splits: Sequence[Mapping[int, tuple[Sequence[int], Sequence[int]]]], gathers: Callable[..., Any]
-) -> Callable[..., Any]:
+def _form(model: nn.Module, splits: _Splits, gathers: Callable[..., Any]) -> Callable[..., Any]:
     """Return the form in which the experts of a model get tokens: of pairs if their numbers are given, or gathered."""
     if not splits:
         return gathers
@@ -235,7 +235,7 @@ class FullySharded:
     def __init__(
         self, model: Any, ranks: int, rank: int, *, stages: int = 1, replicas: int = 1, tensor: int = 1,
         plans: tuple[Plan, Plan] = ({}, {}), sequence: SharedSequence | None = None,
-        splits: Sequence[Mapping[int, tuple[Sequence[int], Sequence[int]]]] = (),
+        splits: _Splits = (),
     ) -> None:  # fmt: skip
         """Shard every layer and then the model; gathered parameters are freed after each forward.
 

@@ -21,7 +21,7 @@ from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.plans import OWN
-from costproof.models.decoding.sharding import BEFORE_SPLIT, OF_OWN_TOKENS, REDUCED, Part, Shards, padded_rows
+from costproof.models.decoding.sharding import BEFORE_SPLIT, OF_OWN_TOKENS, REDUCED, Part, Shards, padded_rows, reads_of
 from costproof.models.target import DATA_COPIES, OF_MEMORY, OF_WORK, SEQUENCE_COPIES
 
 SKIPPED: Final = "pairs with keys after a rank's own positions, which it skips"
@@ -489,7 +489,6 @@ class RankCopies(Shards):
         tokens = [_rows(of) // calls for of in every]  # in one call, as the other numbers
         own = self._slices(tokens)
         sent = [top_k * n for n in own]
-        arrived = self._arrived(sent, every)
         modules, alone = calls * layers, _rows(one) // calls
         pairs, state = modules * sum(sent), width * item
         looked_up = sum(min(n, of) if tp > 1 else n for n, of in zip(tokens, sent, strict=True)) - alone
@@ -503,11 +502,10 @@ class RankCopies(Shards):
             yield PADDED_SLICES, modules * (tp * sum(chunks) - sum(tokens)) * state
         if metric not in ("weight_read_bytes", UNFUSED):
             return
-        chosen = sum(min(experts // self.mesh.ep, n) for layer in arrived for n in layer)
-        chosen -= layers * min(experts, alone * top_k)
-        yield self._uneven("experts", "weight_read_bytes"), calls * chosen * 3 * width * inner * item
+        chosen = self._read_by_ranks(sent, every, experts // self.mesh.ep) - modules * min(experts, alone * top_k)
+        yield self._uneven("experts", "weight_read_bytes"), chosen * 3 * width * inner * item
         if metric == UNFUSED:
-            rows = calls * sum(map(sum, arrived))
+            rows = pairs  # as many arrive, at all ranks, as are sent
             yield (
                 WEIGHED,
                 2 * pairs * width * weight
@@ -525,13 +523,21 @@ class RankCopies(Shards):
         each = (shard(n, self.mesh.tp, i % self.mesh.tp) for i, n in enumerate(tokens))
         return [stop - start for start, stop in each]
 
-    def _arrived(self, sent: Sequence[int], every: Sequence[SymbolValues]) -> list[list[int]]:
-        """Return the pairs that the experts of each rank process in a call, by layer with experts.
+    def _read_by_ranks(self, sent: Sequence[int], every: Sequence[SymbolValues], held: int) -> int:
+        """Return the experts that all ranks read in all mixtures and calls: of a rank one for each pair, or all.
 
         Args:
-            sent: pairs of the tokens of each rank, those with its own experts among them.
+            sent: pairs of the tokens of each rank in a call, those with its own experts among them.
+            held: experts of a rank.
         """
-        return [[n - of[away] + of[here] for n, of in zip(sent, every, strict=True)] for away, here in self.pairs]
+        found = 0
+        for away, here in self.pairs:
+            for n, of in zip(sent, every, strict=True):
+                if self.steps_differ and "N" in of:
+                    found += of[reads_of(away)]
+                else:
+                    found += of.get("N", 1) * min(held, n - of[away] + of[here])
+        return found
 
     def _of_pair(self, one: SymbolValues) -> tuple[int, int, int, int]:
         """Return the bytes of the weight of a pair, both widths of an expert, and the experts that a token chooses."""
@@ -632,23 +638,21 @@ class RankCopies(Shards):
         """Yield what ranks read more of experts with biases, each of which a floor has once."""
         own, top_k, calls = self._own_sizes("text.layer.experts", "", one), one["text_topk"], one.get("N", 1)
 
-        def read(of: SymbolValues, pairs: int) -> int:
+        def cost(of: SymbolValues, chosen: int) -> int:
             width, inner = of["text_hidden"], of["text_moe"]
-            return calls * min(of["text_experts"], pairs) * (3 * width * inner + 2 * inner + width) * of["b"]
+            return chosen * (3 * width * inner + 2 * inner + width) * of["b"]
 
-        tokens = [_rows(of) // calls for of in every]
+        tokens, held = [_rows(of) // calls for of in every], one["text_experts"] // self.mesh.ep
+        alone = self.mixtures * calls * cost(one, min(one["text_experts"], top_k * (_rows(one) // calls)))
         if self.pairs:
-            layers = self._arrived([top_k * n for n in self._slices(tokens)], every)
-        else:
-            size = self.mesh.tp * (self.mesh.batches if self.gathers else 1)
-            each = [sum(tokens[i - i % size :][: size : self.mesh.tp]) for i in range(len(tokens))]
-            layers = [[top_k * n for n in each]] * self.mixtures
-        of_all = sum(
-            read({**of, **own[i % self.mesh.tp]}, n)
-            for layer in layers
-            for i, (of, n) in enumerate(zip(every, layer, strict=True))
-        )
-        yield EXPERTS, of_all - self.mixtures * read(one, top_k * (_rows(one) // calls))
+            chosen = self._read_by_ranks([top_k * n for n in self._slices(tokens)], every, held)
+            yield EXPERTS, cost(one, chosen) - alone
+            return
+        size = self.mesh.tp * (self.mesh.batches if self.gathers else 1)
+        each = [sum(tokens[i - i % size :][: size : self.mesh.tp]) for i in range(len(tokens))]
+        sizes = [{**of, **own[i % self.mesh.tp]} for i, of in enumerate(every)]
+        of_all = sum(cost(of, min(of["text_experts"], top_k * n)) for of, n in zip(sizes, each, strict=True))
+        yield EXPERTS, self.mixtures * calls * of_all - alone
 
     def _divides_tokens(self, role: str, metric: str, one: SymbolValues) -> bool:
         """Return whether ranks divide the tokens of what a prompt costs in a module (sequence parallelism)."""

@@ -109,14 +109,17 @@ def stage_runs(
     return [prefill, *(replace(job, id=f"step@{context}", context=context) for context, job in steps.items())]
 
 
-def contexts(workload: Workload, length: int, chunk: int = 0) -> tuple[int, ...]:
+def contexts(workload: Workload, length: int, chunk: int = 0, *, every: bool = False) -> tuple[int, ...]:
     """Return the cache lengths before the sampled decode steps after a prompt of ``length`` tokens.
 
     Args:
         workload: the workload.
         length: number of tokens in the cache before the first step.
         chunk: number of positions of a chunk, for attention within chunks.
+        every: whether all steps are sampled.
     """
+    if every:
+        return tuple(range(length, length + workload.new_tokens))
     return tuple(length + i for i in sampled_steps(workload.new_tokens, length, chunk))
 
 
@@ -264,6 +267,20 @@ def step_job(
         holds=(least if full else most,) if decoder.window and any(s.symbol == "P" for s in sizes) else (),
         masks=decoder.mask_contents(_MASKS),
     )  # fmt: skip
+
+
+def in_steps(job: ExportJob, workload: Workload) -> list[ExportJob]:
+    """Return a job in numbers for each of the decode steps that one stands for, which exchange unequal pairs."""
+    from costproof.models.decoding.modules import StepModule
+
+    module: Any = job.module
+    found = []
+    for step in range(workload.new_tokens):
+        own = StepModule(module.part, module.decoder, step)
+        context = workload.context + step
+        one = with_numbers(job, {"B": workload.own_batch, "P": context, "P + 1": context + 1})
+        found.append(replace(one, id=f"step@{context}", module=own, repeated=False))
+    return found
 
 
 def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[SymbolicSize]) -> tuple[str, ...]:

@@ -467,7 +467,7 @@ def mesh_problems(
         others = "" if mesh.cp > 1 else ", or --dispatch all-to-all"
         expected = f"ep {mesh.tp}, or --pp 1 and --cp 1{others}"
         found.append(BadInput(what, where="--ep", expected=expected, got=mesh.text))
-    found += _pair_problems(config, workload, joint=plan.joint)
+    found += _pair_problems(config, workload, joint=plan.joint, more_steps=bool(more))
     if mesh.ep > 1:
         experts = getattr(config, "experts", 0)
         if not experts or experts % mesh.ep:
@@ -526,11 +526,14 @@ def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
         yield BadInput(what, where="--batch", expected=f"at least fsdp x dp = {parts}", got=workload.batch)
 
 
-def _pair_problems(config: SharedDecoder, workload: Workload, *, joint: bool = False) -> Iterator[BadInput]:
+def _pair_problems(
+    config: SharedDecoder, workload: Workload, *, joint: bool = False, more_steps: bool = True
+) -> Iterator[BadInput]:
     """Yield an error for each reason why a routing is not one of the run, or cannot be counted.
 
     Args:
         joint: whether ranks add routed and shared experts before a single sum over ranks.
+        more_steps: whether steps with unequal numbers of pairs are counted.
     """
     mesh, inputs = workload.mesh, workload.inputs
     text, exchanged = str(inputs.get(PAIRS, "")), DISPATCH in inputs
@@ -569,7 +572,11 @@ def _pair_problems(config: SharedDecoder, workload: Workload, *, joint: bool = F
     except BadInput as error:
         yield error
         return
-    for stage, layer in {(of, pairs) for of, layers_of in every.items() for pairs in layers_of}:
+    if not more_steps and len({*every.get(_STEPS, ())}) > 1:
+        what = "steps of one graph must send equally many pairs from each rank to each"
+        yield BadInput(what, where=f"--{PAIRS}", expected=f"the numbers of $.{_STEPS}[0] in each step, or 1 new token",
+                       fix=f"leave out --{DISPATCH}: the table of its forms has any routing")  # fmt: skip
+    for stage, layer in {(of, pairs) for of, calls in every.items() for call in calls for pairs in call}:
         each = [tokens * top_k for tokens in routed_call(workload, stage).sends(mesh)]
         if [sum(row) for row in layer] != each or any(len(row) != mesh.ep for row in layer):
             sums = (

@@ -49,8 +49,9 @@ class Share:
     size: int = 0
     batches: int = 1
     """Number of ranks with tokens of their own among the ranks that share experts."""
-    splits: Mapping[int, Splits] | None = None
-    """Numbers of pairs that ranks exchange in a call, by its tokens; ``None`` if they gather tokens instead."""
+    splits: Mapping[int, Sequence[Splits]] | None = None
+    """Numbers of pairs that ranks exchange in calls, by their tokens, once if all calls have the same; ``None`` if they
+    gather tokens instead."""
     sequences: tuple[int, ...] = ()
     """Number of sequences of each rank that gathers tokens; empty if all ranks have equally many."""
     multiple: int = 1
@@ -94,7 +95,7 @@ def shard(
     rank: int,
     *,
     batches: int = 1,
-    splits: Sequence[Mapping[int, Splits]] = (),
+    splits: Sequence[Mapping[int, Sequence[Splits]]] = (),
     sequences: tuple[int, ...] = (),
     multiple: int = 1,
     sequence: bool = False,

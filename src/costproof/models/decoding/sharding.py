@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, Literal, Self, cast
 
 import sympy
 
-from costproof.algebra.series import CONTEXT
+from costproof.algebra.series import CONTEXT, OF_EACH
 from costproof.algebra.symbols import sym
 from costproof.analytic.costs import IN_DTYPE_OF_RUN, CacheShares
-from costproof.estimate.routing import PROMPT, RoutedLayers, pairs_sent, routed_call, splits_of
+from costproof.estimate.routing import PROMPT, RoutedLayers, pairs_sent, routed_call, splits_of, steps_differ
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, FSDP_CP, PLAN, Mesh, shard, stage_layers
 from costproof.ledger.workload import Workload
@@ -163,9 +163,15 @@ def mesh_symbols(config: SharedDecoder, workload: Workload, plan: ShardPlan, sta
     if batches := workload.gathered_batches:
         at = mesh.group(EP_BATCHES, workload.rank).index(workload.rank)
         found |= {"ep_sequences": sum(batches), "ep_next": batches[(at + 1) % len(batches)]}
-    own, splits = mesh.coordinates(workload.rank).ep, splits_of(workload, *_routed_sizes(config), stage)
-    for (sends, gets), (sent, got) in zip(_pair_names(config, workload), splits, strict=True):
-        found |= {sends: sum(sent) - sent[own], gets: sum(got) - got[own]}
+    calls = splits_of(workload, *_routed_sizes(config), stage)
+    differ = stage == STAGES[1] and steps_differ(workload, *_routed_sizes(config))
+    own, held = mesh.coordinates(workload.rank).ep, _routed_sizes(config)[1] // mesh.ep
+    for i, (sends, gets) in enumerate(_pair_names(config, workload)):
+        layers = [call[i] for call in (calls if differ else calls[:1])]
+        found[sends] = sum(sum(sent) - sent[own] for sent, _ in layers)
+        found[gets] = sum(sum(got) - got[own] for _, got in layers)
+        if differ:
+            found[reads_of(sends)] = sum(min(held, sum(got)) for _, got in layers)
     if _pads_slices(workload):
         every = routed_call(workload, stage).batches
         tokens = every[workload.rank % len(every)]
@@ -190,9 +196,15 @@ def _pair_names(config: SharedDecoder, workload: Workload) -> tuple[tuple[str, s
     if DISPATCH not in workload.inputs:
         return ()
     stages = (PROMPT, *((STAGES[1],) if workload.new_tokens else ()))
-    every = [*zip(*(pairs_sent(workload, *_routed_sizes(config), stage) for stage in stages), strict=True)]
+    calls = [call for stage in stages for call in pairs_sent(workload, *_routed_sizes(config), stage)]
+    every = [*zip(*calls, strict=True)]
     ends = ("",) * len(every) if len({*every}) == 1 else tuple(f"_{i}" for i in range(len(every)))
     return tuple((f"text_pairs_sent{end}", f"text_pairs_got{end}") for end in ends)
+
+
+def reads_of(pairs: str) -> str:
+    """Return the symbol of the experts that steps read in a layer, by that of the pairs that it sends."""
+    return pairs.replace("text_pairs_sent", "text_experts_read")
 
 
 def _routed_sizes(config: SharedDecoder) -> tuple[int, int, int]:
@@ -219,6 +231,8 @@ class Shards:
     """Symbols of the (token, expert) pairs that the rank sends and gets, by layer with experts; empty if it gathers."""
     pads_slices: bool = False
     """Whether ranks along ``tp`` send unequal slices of their tokens, and pad the results of shorter ones."""
+    steps_differ: bool = False
+    """Whether decode steps send unequal numbers of pairs; then those of steps are of all of them together."""
     routed: RoutedLayers | None = None
     """Layers with routed experts, if ranks divide the experts; otherwise ``None``."""
     vocab: int = 0
@@ -282,6 +296,7 @@ class Shards:
             plan, mesh, config.kv_heads, latent, config.hidden, tuple(wide), vocab=config.vocab,
             wide_weights=style is None or style.routing is None or not style.routing.narrow,
             pairs=_pair_names(config, workload), pads_slices=_pads_slices(workload),
+            steps_differ=steps_differ(workload, *_routed_sizes(config)),
             routed=_mixtures(config, style) if mesh.ep > 1 else None,
             stage=(stage := mesh.coordinates(workload.rank).pp),
             layers=(layers := stage_layers(config.layers, mesh.pp, stage)),
@@ -303,12 +318,24 @@ class Shards:
         """Return whether ranks send (token, expert) pairs to the expert's rank; otherwise they gather all tokens."""
         return bool(self.pairs)
 
-    def exchanged(self, layer: int) -> tuple[Size, Size] | None:
-        """Return the pairs that the rank sends and gets in a layer, by its index among those with experts."""
+    def exchanged(self, layer: int, *, step: bool) -> tuple[Size, Size] | None:
+        """Return the pairs that the rank sends and gets in a call of a layer.
+
+        Args:
+            layer: index among those with experts.
+            step: whether the call is a decode step, of unequal ones an equal part of what all have.
+        """
         if not self.pairs:
             return None
+        each = OF_EACH if step and self.steps_differ else 1
         sent, got = self.pairs[layer]
-        return sym(sent), sym(got)
+        return sym(sent) * each, sym(got) * each
+
+    def touched(self, layer: int, *, step: bool) -> Size | None:
+        """Return the experts that a call of a layer reads, if it is one of unequal steps; otherwise ``None``."""
+        if not step or not self.steps_differ:
+            return None
+        return sym(reads_of(self.pairs[layer][0])) * OF_EACH
 
     @property
     def slices(self) -> Size:
@@ -606,7 +633,7 @@ class Shards:
         width, b = sym("text_hidden"), call.item_bytes
         item = getattr(experts, "weight_item", b)
         yield MaskedRows(experts.rows, width, experts.intermediate, b, item, experts.batched)
-        if (pairs := self.exchanged(layer)) is not None:
+        if (pairs := self.exchanged(layer, step=call.past == CONTEXT)) is not None:
             sizes = call.rows, width, sym("text_topk"), sym("ep"), sym("text_experts")
             yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b, self.slices, self.sliced)
         elif self.gathers:
