@@ -275,6 +275,18 @@ def test_a_given_routing_of_layers_that_differ(tmp_path: Path) -> None:
             assert (load.pairs, load.touched, load.sent["all-to-all"]) == (pairs, touched, moved * 8192)
 
 
+def test_a_given_routing_of_unequal_steps(tmp_path: Path) -> None:
+    """Of two steps rank 0 reads the experts 0 to 2, then 0; rank 1 reads 4, then 4 to 6: four experts each."""
+    steps = [[[[0, 1], [2, 4]]] * 32, [[[4, 5], [0, 6]]] * 32]
+    data = {"prefill": [[[[0, 4]] * 4] * 32], "decode": steps}
+    (tmp_path / "routing.json").write_text(json.dumps(data), encoding="utf-8")
+    run = "mixtral-8x7b@chat,text_tokens=2,new_tokens=2,batch=2,dp=2,ep=2,dispatch=all-to-all"
+    found = api.roofline(f"{run},pairs={tmp_path / 'routing.json'}", on="h100-sxm")
+    loads = [load for load in found.routed_ranks if load.stage == "decode"]
+    assert [(load.pairs, load.touched) for load in loads] == [(32 * 4, "2")] * 2
+    assert {load.read_bytes for load in loads} == {32 * 4 * 3 * 4096 * 14_336 * 2}
+
+
 def test_the_report_has_the_load_of_each_rank(tmp_path: Path) -> None:
     (tmp_path / "a,b.json").write_text(json.dumps({"prefill": [[PROMPT] * 32], "decode": [[STEP] * 32]}))
     run = ("mixtral-8x7b@chat,text_tokens=1,new_tokens=1,batch=4", "--tp", "2", "--dp", "2", "--ep", "4")
