@@ -255,6 +255,38 @@ def test_a_given_routing_of_ranks_that_send_pairs(tmp_path: Path) -> None:
         api.roofline(f"{run},pairs={one}", on="h100-sxm", routing=other)
 
 
+def test_a_given_routing_of_layers_that_differ(tmp_path: Path) -> None:
+    """Stages of 16 layers each read what their own layers' tokens choose; every layer has a formula of its own.
+
+    In even layers each of two ranks along tp has 4 pairs, of its experts 0 to 2, or 4 to 6. In odd layers rank 0 has 7,
+    of two experts, and rank 1 one. Ranks send the pairs of two tokens each: two of even layers, and of odd ones rank 1
+    three; results return.
+    """
+    even, odd = [[0, 4], [1, 5], [2, 6], [0, 4]], [[0, 1], [0, 1], [0, 1], [0, 4]]
+    (tmp_path / "routing.json").write_text(json.dumps({"prefill": [[even, odd] * 16]}), encoding="utf-8")
+    run = "mixtral-8x7b@chat,text_tokens=4,new_tokens=0,batch=1,tp=2,ep=2,dispatch=all-to-all"
+    for stages, layers in ((1, 32), (2, 16)):
+        found = api.roofline(f"{run},pairs={tmp_path / 'routing.json'},pp={stages}", on="h100-sxm")
+        half = layers // 2
+        expected = [(half * (4 + 7), "5/2", half * (2 + 2 + 0 + 3)), (half * (4 + 1), "2", half * (2 + 2 + 3 + 0))]
+        assert [load.rank for load in found.routed_ranks] == [*range(2 * stages)]
+        for load in found.routed_ranks:
+            pairs, touched, moved = expected[load.rank % 2]
+            assert (load.pairs, load.touched, load.sent["all-to-all"]) == (pairs, touched, moved * 8192)
+
+
+def test_a_given_routing_of_unequal_steps(tmp_path: Path) -> None:
+    """Of two steps rank 0 reads the experts 0 to 2, then 0; rank 1 reads 4, then 4 to 6: four experts each."""
+    steps = [[[[0, 1], [2, 4]]] * 32, [[[4, 5], [0, 6]]] * 32]
+    data = {"prefill": [[[[0, 4]] * 4] * 32], "decode": steps}
+    (tmp_path / "routing.json").write_text(json.dumps(data), encoding="utf-8")
+    run = "mixtral-8x7b@chat,text_tokens=2,new_tokens=2,batch=2,dp=2,ep=2,dispatch=all-to-all"
+    found = api.roofline(f"{run},pairs={tmp_path / 'routing.json'}", on="h100-sxm")
+    loads = [load for load in found.routed_ranks if load.stage == "decode"]
+    assert [(load.pairs, load.touched) for load in loads] == [(32 * 4, "2")] * 2
+    assert {load.read_bytes for load in loads} == {32 * 4 * 3 * 4096 * 14_336 * 2}
+
+
 def test_the_report_has_the_load_of_each_rank(tmp_path: Path) -> None:
     (tmp_path / "a,b.json").write_text(json.dumps({"prefill": [[PROMPT] * 32], "decode": [[STEP] * 32]}))
     run = ("mixtral-8x7b@chat,text_tokens=1,new_tokens=1,batch=4", "--tp", "2", "--dp", "2", "--ep", "4")

@@ -153,9 +153,9 @@ def test_a_number_of_5000_digits(tmp_path: Path) -> None:
     "source",
     [
         "+".join(f"ceiling((S+{i})/{i + 2})" for i in range(149)),
-        "+".join(f"Max(S+{i},B*{i + 1})" for i in range(70)),
+        "+".join(f"Max(S+{i},B*{i + 1})" for i in range(149)),
     ],
-    ids=["149 ceilings", "70 maxima"],
+    ids=["149 ceilings", "149 maxima"],
 )
 def test_functions_without_end(source: str) -> None:
     with pytest.raises(BadInput, match="too many functions"):

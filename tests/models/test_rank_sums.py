@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.mesh import Parallel
@@ -148,6 +150,76 @@ def test_exchanged_pairs() -> None:
         assert one + sum(copies(found, "prefill", metric).values()) == sum(
             len(row.ranks) * row.stages["prefill"][metric] for row in found.ranks
         )
+
+
+def test_exchanged_pairs_of_slices() -> None:
+    """Mixtral on two ranks along tp with the same 4 tokens, of which each sends 2: of 8 pairs 5 and 3 arrive.
+
+    Rank 0 reads all of its 4 experts, rank 1 at most 3, one device 8. The 4 pairs of a slice name any of the 4 tokens,
+    so both ranks read all; both write all, after they gathered the weighted results of slices, in float32.
+    """
+    layers, hidden, inner, state = 32, 4096, 14_336, 4 * 4096 * 2
+    found = ranks("mixtral", tp=2, ep=2, dispatch="all-to-all", pairs="3,1;2,2")
+    reads = copies(found, "prefill", "weight_read_bytes")
+    assert reads["experts that tokens of a rank choose at most"] == -layers * 3 * hidden * inner * 2
+    # q, k, v, the experts and the head; then the embedding, o and the experts.
+    inputs = copies(found, "prefill", "input_bytes")["inputs of split modules, which every rank reads"]
+    assert inputs == (4 * layers + 1) * state
+    results = copies(found, "prefill", "output_bytes")["results of split modules, which every rank writes"]
+    assert results == (2 * layers + 1) * state
+    moved = copies(found, "prefill", "unfused_bytes")
+    assert moved["pairs of tokens and experts, copied, exchanged and put in order"] == layers * 12 * 8 * hidden * 2
+    assert moved["weighted results of slices that ranks gather"] == layers * 2 * 4 * hidden * 4
+    weighed = copies(found, "prefill", "vector_flops")["results that a rank weighs and adds behind the exchange"]
+    assert weighed == layers * 2 * 8 * hidden
+
+
+def test_padding_of_uneven_slices() -> None:
+    """Of 3 tokens two ranks send 2 and 1: rank 1 pads its row of results to 2, and both write 4 rows instead of 3."""
+    layers, hidden = 32, 4096
+    found = ranks("mixtral", tp=2, ep=2, text_tokens=3, dispatch="all-to-all", pairs="3,1;1,1")
+    padding, gathered = "padding of uneven slices of tokens", "weighted results of slices that ranks gather"
+    assert copies(found, "prefill", "output_bytes")[padding] == layers * 2 * hidden * 2
+    moved = copies(found, "prefill", "unfused_bytes")
+    assert moved[gathered] == layers * 2 * 3 * hidden * 4
+    # The row in float32 is read, two are written, and the collective reads two instead of one.
+    assert moved[padding] == layers * (2 * hidden * 2 + (1 + 2 + 1) * hidden * 4)
+
+
+def test_pairs_of_stages() -> None:
+    """Two stages of 16 layers send as many pairs as one device of 32, and 8 tokens x 4,096 x 2 bytes between them."""
+    layers, hidden = 32, 4096
+    mesh: dict[str, Any] = {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "6,2;3,5"}
+    one, two = ranks("mixtral", **mesh), ranks("mixtral", pp=2, **mesh)
+    weighed = "results that a rank weighs and adds behind the exchange"
+    exchanged = "pairs of tokens and experts, copied, exchanged and put in order"
+    sent = []
+    for found in (one, two):
+        assert copies(found, "prefill", "vector_flops")[weighed] == layers * 2 * 16 * hidden
+        assert copies(found, "prefill", "unfused_bytes")[exchanged] == layers * 12 * 16 * hidden * 2
+        sent.append(sum(row.stages["prefill"]["comm_bytes"] * len(row.ranks) for row in found.ranks))
+    assert copies(two, "prefill", "input_bytes")["hidden states that stages send"] == 8 * hidden * 2
+    assert sent[1] - sent[0] == 8 * hidden * 2
+
+
+def test_unequal_steps(tmp_path: Path) -> None:
+    """Of two steps with 4 pairs each the experts of rank 0 run on 3 and on 1, those of rank 1 on 1 and on 3.
+
+    Each pair may choose another expert, so both ranks read 4 in both steps together, and one device 4 in each.
+    """
+    layers, hidden, inner = 32, 4096, 14_336
+    steps = [[[[0, 1], [2, 4]]] * layers, [[[4, 5], [0, 6]]] * layers]
+    file = tmp_path / "routing.json"
+    file.write_text(json.dumps({"prefill": [[[[0, 4]] * 8] * layers], "decode": steps}), encoding="utf-8")
+    found = ranks("mixtral", dp=2, ep=2, batch=2, new_tokens=2, dispatch="all-to-all", pairs=file)
+    weighed = "results that a rank weighs and adds behind the exchange"
+    assert copies(found, "decode", "vector_flops")[weighed] == layers * 2 * 8 * hidden
+    others = layers * (2 * hidden * hidden + 2 * hidden * 1024 + 8 * hidden + 2 * hidden) + hidden
+    every_step = others + 32_000 * hidden + hidden  # and the row of the token that is looked up
+    for row in found.ranks:
+        experts = layers * 4 * 3 * hidden * inner
+        assert row.stages["decode"]["weight_read_bytes"] == 2 * (2 * every_step + experts)
+    assert copies(found, "decode", "weight_read_bytes") == {DATA_COPIES: 2 * 2 * (every_step - hidden)}
 
 
 def test_pairs_do_not_change_the_experts_that_a_token_passes() -> None:

@@ -19,7 +19,6 @@ from costproof.patches.exchanges import ExchangingExperts
 EXPERTS: Final = 8
 TOP_K: Final = 2
 WIDTH: Final = 16
-TOKENS: Final = 6
 
 
 class Experts:
@@ -34,15 +33,15 @@ class Experts:
         return (every * weights.unsqueeze(2)).sum(1)
 
 
-def batch(place: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batch(place: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the tokens of a batch, their experts, and the weights of these."""
     rng = torch.Generator().manual_seed(100 + place)
-    chosen = torch.stack([torch.randperm(EXPERTS, generator=rng)[:TOP_K] for _ in range(TOKENS)])
-    return torch.randn(TOKENS, WIDTH, generator=rng), chosen, torch.rand(TOKENS, TOP_K, generator=rng)
+    chosen = torch.stack([torch.randperm(EXPERTS, generator=rng)[:TOP_K] for _ in range(tokens)])
+    return torch.randn(tokens, WIDTH, generator=rng), chosen, torch.rand(tokens, TOP_K, generator=rng)
 
 
-def rank_main(rank: int, ranks: int, alike: int, folder: str) -> None:
-    """Run as one rank; each ``alike`` neighbours have the same batch."""
+def rank_main(rank: int, ranks: int, alike: int, tokens: int, folder: str) -> None:
+    """Run as one rank; each ``alike`` neighbours have the same batch of ``tokens``, in slices of equal size or less."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     try:
         same = init_device_mesh("cpu", (ranks // alike, alike), mesh_dim_names=("batches", "tp"))["tp"]
@@ -51,10 +50,12 @@ def rank_main(rank: int, ranks: int, alike: int, folder: str) -> None:
         held: Any = Experts(matrices, rank, ranks)
         sent = []
         for other in range(ranks):
-            holders = batch(other // alike)[1].chunk(alike)[other % alike].flatten() // held.num_experts
+            size = -(-tokens // alike)
+            own = batch(other // alike, tokens)[1][other % alike * size :][:size]
+            holders = own.flatten() // held.num_experts
             sent.append([int((holders == r).sum()) for r in range(ranks)])
-        splits = {id(held): {TOKENS: (sent[rank], [of[rank] for of in sent])}}
-        given = batch(rank // alike)
+        splits = {id(held): {tokens: [(sent[rank], [of[rank] for of in sent])]}}
+        given = batch(rank // alike, tokens)
         ours = ExchangingExperts(splits, held, every, same)(*given)
         theirs = AllToAllEP(held, every, same)(*given)
         alone = Experts(matrices, 0, 1).forward(*given)

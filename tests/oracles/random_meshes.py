@@ -37,7 +37,14 @@ POOLS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
         {"tp": tp, "dp": dp, "ep": tp * dp, **({"dispatch": "all-to-all"} if pairs else {})}
         for tp, dp, pairs in ((1, 2, False), (1, 3, False), (2, 2, False), (1, 2, True), (1, 3, True), (2, 2, True))
     ),
-}
+    "pairs": tuple(
+        {"dispatch": "all-to-all", "ep": ep, **mesh}
+        for ep, mesh in (
+            (2, {"tp": 2}), (3, {"tp": 3}), (2, {"dp": 2, "pp": 2}), (4, {"tp": 2, "dp": 2, "pp": 2}),
+            (2, {"tp": 2, "fsdp": 2}), (3, {"tp": 3, "dp": 2, "fsdp": 2}),
+        )
+    ),
+}  # fmt: skip
 """Meshes of up to 36 devices that may fit a model, by what ranks share."""
 
 
@@ -87,10 +94,12 @@ def on_mesh(model: Any, mesh: dict[str, Any], rng: random.Random) -> Workload:
     if "cp" in mesh and getattr(model.config, "kv_rank", 0) > 0:
         run["decoding"] = rng.choice(("expanded", "absorbed"))
     if "dispatch" in mesh:
-        rows = []
-        for rank in range(tp * dp):
-            each = len(range(batch)[rank // tp :: dp]) * 12 // tp * getattr(model.config, "top_k", 0)
+        rows, length = [], rng.choice((11, 12))
+        for rank in range(tp * parts):
+            tokens = range(len(range(batch)[rank // tp :: parts]) * length)
+            chunk = -(-len(tokens) // tp)
+            each = len(tokens[rank % tp * chunk :][:chunk]) * getattr(model.config, "top_k", 0)
             cut = sorted(rng.randint(0, each) for _ in range(mesh["ep"] - 1))
             rows.append([b - a for a, b in pairwise((0, *cut, each))])
-        run |= {"new_tokens": 0, "pairs": ";".join(",".join(map(str, row)) for row in rows)}
+        run |= {"text_tokens": length, "new_tokens": 0, "pairs": ";".join(",".join(map(str, row)) for row in rows)}
     return cast(Workload, model.workload(**run, rank=rng.randrange(prod(mesh.get(x, 1) for x in SHARED))))

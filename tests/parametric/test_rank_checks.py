@@ -395,7 +395,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         "deepseek-v3", {"tp": 2, "plan": "vllm"},
     ),
     "pairs that come as those that go": (
-        _replaced(rank_checks, "splits_of", lambda run, *of: ((pairs_of(run.inputs)[run.rank],) * 2,)),
+        _replaced(rank_checks, "splits_of", lambda run, *of: (((pairs_of(run.inputs)[run.rank],) * 2,),)),
         "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all",
                           "pairs": "5+3;4+4"},
     ),
@@ -467,6 +467,13 @@ def batched(values: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
 _COPIES_IN: Any = routing.copies_in
 _SENDS, _PARTNERS = RoutedCall.sends, DispatchForm.partners
 _SPLITS_OF = routing.splits_of
+
+
+def _turned(*run: Any) -> tuple[Any, ...]:
+    """Return the pairs of all calls with the layers in the other order."""
+    return tuple(call[::-1] for call in _SPLITS_OF(*run))
+
+
 ROUTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a copy for each expert": (
         _replaced(routing, "copies_in", lambda *of: _COPIES_IN(*of[:4], "expert", *of[5:])),
@@ -476,7 +483,7 @@ ROUTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "results of the rank's own group along tp are left out": (
         _replaced(DispatchForm, "partners", lambda self, mesh, rank, node: _PARTNERS(self, mesh, rank, node)[1:]), "",
     ),
-    "layers in another order": (_replaced(rank_checks, "splits_of", lambda *of: _SPLITS_OF(*of)[::-1]), "all-to-all"),
+    "layers in another order": (_replaced(rank_checks, "splits_of", _turned), "all-to-all"),
 }  # fmt: skip
 """Mistakes in a given routing, each with the dispatch that the sources count."""
 

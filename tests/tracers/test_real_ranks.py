@@ -85,9 +85,12 @@ def test_bytes_of_a_run_are_those_of_real_ranks() -> None:
 
 
 @pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason=REASON)
-@pytest.mark.parametrize(("ranks", "alike"), [(2, 1), (2, 2), (4, 2)])
-def test_pairs_of_real_ranks_are_those_of_transformers(ranks: int, alike: int) -> None:
-    """Ranks return what ``AllToAllEP`` does, and one device; of ``alike`` ranks with one batch each sends a slice."""
-    for found in run_ranks(gloo_pairs.rank_main, ranks, alike):
+@pytest.mark.parametrize(("ranks", "alike", "tokens"), [(2, 1, 6), (2, 2, 6), (4, 2, 5), (4, 4, 5)])
+def test_pairs_of_real_ranks_are_those_of_transformers(ranks: int, alike: int, tokens: int) -> None:
+    """Ranks return what ``AllToAllEP`` does, and one device; of ``alike`` ranks with one batch each sends a slice.
+
+    Of 5 tokens two ranks send 3 and 2, four ranks 2, 2, 1 and none.
+    """
+    for found in run_ranks(gloo_pairs.rank_main, ranks, alike, tokens):
         assert found["theirs"] == 0
         assert found["alone"] < 1e-4

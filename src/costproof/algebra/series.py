@@ -14,6 +14,8 @@ CONTEXT: Final = sym("P")
 """Number of tokens in the cache before the first step."""
 STEPS: Final = sym("N")
 """Number of decode steps."""
+OF_EACH: Final = sym("of_each")
+"""Symbol of 1/N in the cost of a step: its equal part of a number that all steps have together."""
 CACHED: Final = sym("C")
 """Number of tokens in the cache before the prefill; the cost has this symbol only if there are any."""
 ROW_SIZES: Final = (sym("B_0"), sym("S_0"), sym("C_0"))
@@ -47,6 +49,12 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
             where=text(expr),
             got=f"the symbol {STEPS}",
         )
+    if OF_EACH in expr.free_symbols:
+        free = sympy.expand(expr)  # the parts of all steps together are the numbers of which they are parts
+        rest, all_steps = free.coeff(OF_EACH, 0), free.coeff(OF_EACH, 1)
+        if sympy.expand(free - rest - all_steps * OF_EACH) != 0 or CONTEXT in all_steps.free_symbols:
+            raise BadInput(_NO_SUM, where=text(expr), expected=f"linear in {OF_EACH}")
+        return sum_over_steps(rest) + all_steps
     if CONTEXT not in expr.free_symbols:
         return STEPS * expr
     expr, full = _apart(expr)

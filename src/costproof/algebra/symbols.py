@@ -199,7 +199,7 @@ class _Parser:
                 self.index -= 1
                 raise self.error(f"no function {token!r}")
             self.take()
-            self.calls += 4 if token in ("Max", "Min") else 1
+            self.calls += 1
             if self.calls > _MAX_CALLS:
                 raise self.error("too many functions")
             arguments = [self.sum()]

@@ -208,16 +208,18 @@ class ExchangedPairs:
     one, which is read; the products with the weights are written and read. Experts mask no weights beforehand, as those
     of gathered tokens do.
 
-    Of ``slices`` ranks along ``tp``, which have the same tokens, each sends the pairs of one slice, tokens / slices of
-    them, for which it reads min(tokens, pairs) rows, and they gather the results of all, in the dtype of the weights:
+    Of ``slices`` ranks along ``tp``, which have the same tokens, each sends the pairs of one slice of chunk =
+    ceil(tokens / slices) tokens, the last ones of fewer (``own``), for which it reads
+    min(tokens, pairs) rows. They gather the results of all, in the dtype of the weights, shorter slices padded:
 
-        all_gather: comm_payload_bytes = tokens hidden weight_item
-        comm_bytes = (slices - 1) / slices tokens hidden weight_item
+        all_gather: comm_payload_bytes = slices chunk hidden weight_item
+        comm_bytes = (slices - 1) chunk hidden weight_item
 
     Of the hidden states a rank then reads one for each pair of its slice, at most all. Unfused, its slice of results is
-    written and read.
+    written, and a chunk read; a shorter slice is read and written once more, padded: min(1, chunk - own) times. Out go
+    all chunks, padding included.
 
-    Branches: a slice has fewer pairs than there are tokens, or not.
+    Branches: a slice has fewer pairs than there are tokens, or not; it is padded, or not.
     """
 
     name: ClassVar[str] = "exchanged_pairs"
@@ -235,9 +237,11 @@ class ExchangedPairs:
     weight_item: Size
     slices: Size = 1
     """Number of ranks that have the same tokens, of which each sends a slice."""
+    own: Size | None = None
+    """Number of tokens in the rank's slice; ``None`` if all slices are equal."""
 
     def costs(self) -> LayerCosts:
-        tokens = self.tokens / self.slices
+        tokens = self.tokens / self.slices if self.own is None else self.own
         pairs = tokens * self.top_k
         rows, state = pairs - self.sent + self.got, self.hidden * self.item_bytes
         looked_up = self.tokens if self.slices == 1 else sympy.Min(self.tokens, pairs)
@@ -245,14 +249,17 @@ class ExchangedPairs:
         arrived = rows * (state + self.item_bytes)
         counts = 8 * self.experts
         result, copied, joined = self.hidden * self.weight_item, _NONE, dict[str, Exchange]()
+        whole: Size = self.tokens
         if self.slices != 1:
-            copied = 2 * tokens * result
-            every = self.tokens * result
-            joined["all_gather"] = Exchange(every, every - tokens * result)
+            chunk = tokens if self.own is None else sympy.ceiling(self.tokens / self.slices)
+            padded = sympy.Min(1, chunk - tokens)
+            copied = (tokens + padded * (tokens + chunk) + chunk) * result
+            whole = self.slices * chunk
+            joined["all_gather"] = Exchange(self.slices * chunk * result, (self.slices - 1) * chunk * result)
         return LayerCosts(
             vector_flops={"elementwise": 2 * pairs * self.hidden},
             input_bytes=own + weights - arrived,
-            output_bytes=self.tokens * state - rows * state,
+            output_bytes=whole * state - rows * state,
             intermediate_bytes=8 * pairs * state
             + 2 * pairs * self.hidden * self.weight_item
             + 2 * rows * state

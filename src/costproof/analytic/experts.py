@@ -149,18 +149,28 @@ class _ExpertWeights:
     item_bytes: Size
     chosen: Size | None = field(default=None, kw_only=True)
     """Number of experts that a token chooses, if each given row is a pair of a token and an expert (``top_k`` 1)."""
+    touched: Size | None = field(default=None, kw_only=True)
+    """Number of experts that a call reads; ``None``: as many as its rows may choose."""
 
     @property
     def rows(self) -> Size:
         """Return the number of (token, expert) pairs, tokens x top_k."""
         return self.tokens * self.top_k
 
+    @property
+    def most(self) -> Size:
+        """Return the number of experts that a call reads, at most one for each row.
+
+        Branches: the number is given, or as those of the weights read.
+        """
+        return sympy.Min(self.experts, self.rows) if self.touched is None else self.touched
+
     def matrices(self, *, bias: bool) -> tuple[Matrix, ...]:
         """Return the matrices of all experts: stacked gate and up projections, and down projections.
 
         Branches: as those of the weights read.
         """
-        read = sympy.Min(self.experts, self.rows)
+        read = self.most
         return (
             Matrix(2 * self.intermediate, self.hidden, bias, "Expert", self.experts, read, joined=True),
             Matrix(self.hidden, self.intermediate, bias, "Expert", self.experts, read),
@@ -187,7 +197,7 @@ class _ExpertWeights:
             params_active=self.passed * per_expert,
             weight_bytes=self.experts * per_expert * self.item_bytes,
             matrices=self.matrices(bias=False),
-            weight_read_bytes=sympy.Min(self.experts, self.rows) * per_expert * self.item_bytes,
+            weight_read_bytes=self.most * per_expert * self.item_bytes,
         )
 
 
@@ -302,7 +312,7 @@ class ClampedExperts(_ExpertWeights):
             weight_bytes=held.weight_bytes + self.experts * biases * self.item_bytes,
             matrices=self.matrices(bias=True),
             weight_read_bytes=held.weight_read_bytes + rows * biases * self.item_bytes,
-            shared_weight_bytes=(rows - sympy.Min(self.experts, rows)) * biases * self.item_bytes,
+            shared_weight_bytes=(rows - self.most) * biases * self.item_bytes,
             flops={"expert_gemm": 6 * rows * self.hidden * self.intermediate},
             vector_flops={
                 "elementwise": rows * biases + 6 * rows * self.intermediate + 2 * rows * self.hidden,

@@ -72,6 +72,10 @@ class ExpertMixture:
     """(token, expert) pairs that the rank sends to and gets from others, if it exchanges pairs instead of tokens."""
     slices: Size = 1
     """Number of slices into which ranks along ``tp`` divide the tokens they share, each to send the pairs of one."""
+    sliced: Size | None = None
+    """Number of tokens in the rank's slice; ``None`` if all slices are equal."""
+    touched: Size | None = None
+    """Number of experts that a call reads if it exchanges pairs; ``None``: as many as its rows may choose."""
     looped: bool = False
     """Whether each expert is a module, run in a loop; otherwise one kernel runs all of them on stacked weights."""
 
@@ -96,11 +100,12 @@ class ExpertMixture:
         held = self.experts if self.held is None else self.held
         if self.exchanged is not None:
             sent, got = self.exchanged
+            own = rows / self.slices if self.sliced is None else self.sliced
             pairs = replace(self, top_k=1, exchanged=None, routing=replace(self.routing, narrow=True))
-            first, *others = pairs._experts(role, rows / self.slices * self.top_k - sent + got, b)
+            first, *others = pairs._experts(role, own * self.top_k - sent + got, b)
             stack, *more = first.layers
             assert isinstance(stack, Experts | ClampedExperts)
-            return (replace(first, layers=(replace(stack, chosen=self.top_k), *more)), *others)
+            return (replace(first, layers=(replace(stack, chosen=self.top_k, touched=self.touched), *more)), *others)
         if self.looped:
             each = LoopedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.function)
             return (ModulePart(role, (each,), group=True),)

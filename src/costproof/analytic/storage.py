@@ -11,6 +11,7 @@ from typing import Final
 import sympy
 
 from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import OF_EACH, STEPS
 from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.collectives import AllReduce, ReduceScatter
 from costproof.analytic.compose import HeldNode
@@ -247,7 +248,11 @@ def _read_share(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) 
 
 @lru_cache(maxsize=8192)
 def _of_read(read: str, less: sympy.Expr, of: sympy.Expr) -> str:
-    """Return the bytes that all calls save: ``less`` per read of the weights, times the number of reads."""
+    """Return the bytes that all calls save: ``less`` per read of the weights, times the number of reads.
+
+    Of unequal steps both are means.
+    """
+    less, of = (size.xreplace({OF_EACH: 1 / STEPS}) for size in (less, of))
     return text(sympy.expand(sympy.cancel(parse(read) / of) * less))
 
 

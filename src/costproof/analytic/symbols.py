@@ -57,7 +57,9 @@ MESH_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_vocab_rank": SymbolDoc("v_r", "rows of the vocabulary that the rank holds"),
     "text_pairs_sent": SymbolDoc("n_s", "pairs of a token and an expert that the rank sends to others in a call"),
     "text_pairs_got": SymbolDoc("n_g", "pairs of a token and an expert that the rank gets from others in a call"),
+    "text_experts_read": SymbolDoc("n_E", "experts of the rank that pairs may choose, step by step, in all steps"),
     "ep_sequences": SymbolDoc("B_e", "sequences of all ranks whose tokens the experts of the rank get"),
+    "slice_tokens": SymbolDoc("n_t", "tokens of a call of which the rank sends the pairs, among those that it shares"),
     "ep_next": SymbolDoc("B_n", "sequences of the next of these ranks"),
     "cp": SymbolDoc("c", "ranks that share a sequence"),
     "cp_place": SymbolDoc("r", "place of the rank among those that share a sequence, from 1"),
@@ -77,8 +79,9 @@ def rank_symbols(names: Iterable[str]) -> dict[str, SymbolDoc]:
     found = dict(MESH_SYMBOLS)
     for name in names:
         of, _, layer = name.rpartition("_")
-        if of in ("text_pairs_sent", "text_pairs_got"):
-            latex, meaning = f"n_{{{of[11]},{layer}}}", f"{MESH_SYMBOLS[of].meaning}, in layer {layer} with experts"
+        if of in ("text_pairs_sent", "text_pairs_got", "text_experts_read"):
+            letter = "E" if of == "text_experts_read" else of[11]
+            latex, meaning = f"n_{{{letter},{layer}}}", f"{MESH_SYMBOLS[of].meaning}, in layer {layer} with experts"
             found[name] = SymbolDoc(latex, meaning)
     return found
 

@@ -192,6 +192,7 @@ def touched_of_rank(
     sizes: Mapping[tuple[str, str], Mapping[str, int]],
     layers: RoutedLayers,
     loads: Mapping[str, Sequence[Sequence[ExpertLoad]]],
+    first: int = 0,
 ) -> list[TouchedExperts]:
     """Return the experts that the layers of a rank read under a given routing.
 
@@ -200,6 +201,7 @@ def touched_of_rank(
         sizes: (stage, invocation) -> the values of its symbols.
         layers: sizes of the layers, all experts of all ranks among them.
         loads: stage -> call -> layer with experts -> load of the rank.
+        first: number of layers with experts in pipeline stages before the rank's.
     """
     found = []
     for stage, calls in loads.items():
@@ -210,7 +212,7 @@ def touched_of_rank(
             tokens = sizes[stage, node.invocation]["B"] * sizes[stage, node.invocation].get("S", 1)
             read = ceil(per_expert * mean + rest)
             found.append(
-                TouchedExperts(stage, node.role, layer, held, layers.top_k, tokens, len(calls), str(mean), read)
+                TouchedExperts(stage, node.role, first + layer, held, layers.top_k, tokens, len(calls), str(mean), read)
             )
     return found
 
@@ -218,18 +220,24 @@ def touched_of_rank(
 def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Fraction, Fraction]:
     """Return the weight bytes of all calls as a linear function of the number of experts that a call reads.
 
-    The formula contains min(experts, rows) as the bound of the experts that a call touches.
+    The formula contains min(experts, rows) as the bound of the experts that a call touches, or of unequal steps the sum
+    of these bounds.
 
     Returns:
-        Experts, rows of a call, bytes per touched expert of a call, and the remaining bytes.
+        Experts, rows of a call (0 of unequal ones), bytes per touched expert of a call, and the remaining bytes.
     """
     import sympy
 
     expr = parse(source)
+    for sums in [s for s in expr.free_symbols if s.name.startswith("text_experts_read")]:
+        known = {s: values[s.name] for s in expr.free_symbols - {sums}}
+        rest, one = (int(expr.xreplace({**known, sums: sympy.Integer(n)})) for n in (0, 1))
+        return values["text_experts"] // values["ep"], 0, Fraction((one - rest) * values["N"]), Fraction(rest)
     (bound,) = expr.atoms(sympy.Min)
     touched = sympy.Symbol("touched")
     numbers = {s: values[s.name] for s in expr.free_symbols}
-    grows = [a for a in bound.args if not {"B", "ep_sequences"}.isdisjoint(s.name for s in a.free_symbols)]
+    of_tokens = {"B", "ep_sequences", "slice_tokens"}
+    grows = [a for a in bound.args if not of_tokens.isdisjoint(s.name for s in a.free_symbols)]
     held = [a for a in bound.args if a not in grows]
     line = sympy.Poly(expr.xreplace({bound: touched}).subs(numbers), touched)
     per_expert, rest = (line.coeff_monomial(touched**n) for n in (1, 0))
@@ -376,7 +384,7 @@ class RoutedCall:
     stage: str
     invocation: str
     batches: tuple[int, ...]
-    """Tokens of the batch of each rank in a call, by rank; ranks along ``tp`` have the same batch."""
+    """Tokens of the batch of each rank of a pipeline stage in a call; ranks along ``tp`` have the same batch."""
     calls: int
 
     def sends(self, mesh: Mesh) -> tuple[int, ...]:
@@ -671,49 +679,55 @@ PROMPT: Final = "prefill"
 
 
 def routed_call(workload: Workload, stage: str) -> RoutedCall:
-    """Return the tokens of all ranks in a call of the prefill or of a decode step."""
+    """Return the tokens of all ranks of a pipeline stage in a call of the prefill or of a decode step."""
     mesh, prompt = workload.mesh, stage == PROMPT
     length = workload.text_tokens if prompt else 1
-    tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
+    tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world // mesh.pp))
     return RoutedCall(stage, "", tokens, 1 if prompt else workload.new_tokens)
 
 
 def pairs_sent(
     workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there in a call of a stage.
+) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]:
+    """Return call -> layer with experts -> rank -> rank of its ``ep`` group -> pairs that it sends there.
 
-    A table of pairs holds for every layer. Empty if no routing is given.
+    Ranks are those of the pipeline stage that has the layer. A table of pairs holds for every layer, and has one call.
+    Empty if no routing is given.
 
     Args:
         layers: number of layers with experts.
-        stage: ``prefill``, or ``decode``, whose steps must send equally many pairs.
+        stage: ``prefill`` or ``decode``.
 
     Raises:
-        BadInput: the text is not such a table, the file does not match the run, or steps send other numbers of pairs.
+        BadInput: the text is not such a table, or the file does not match the run.
     """
     given = str(workload.inputs.get(PAIRS, ""))
     if is_table(given):
-        return (pairs_of(workload.inputs),) * layers if given else ()
+        return ((pairs_of(workload.inputs),) * layers,) if given else ()
     sizes, call = RoutedLayers(layers, experts, top_k, 0, 0), routed_call(workload, stage)
-    first, *others = copies_by_call(given, call, sizes, workload.mesh, "expert")
-    for i, step in enumerate(others, 1):
-        if step != first:
-            what = "steps of one graph must send equally many pairs from each rank to each"
-            where = f"{given.partition(_DIGEST)[0]}, $.{stage}[{i}]"
-            raise BadInput(what, where=where, expected=f"the numbers of $.{stage}[0] in each layer, or 1 new token",
-                           fix=f"leave out --{DISPATCH}: the table of its forms has any routing")  # fmt: skip
-    return first
+    return copies_by_call(given, call, sizes, replace(workload.mesh, pp=1), "expert")
 
 
-def splits_of(workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT) -> tuple[Splits, ...]:
-    """Return the pairs that the counted rank sends and receives in each layer with experts; empty if it gathers tokens.
+def splits_of(
+    workload: Workload, layers: int, experts: int, top_k: int, stage: str = PROMPT
+) -> tuple[tuple[Splits, ...], ...]:
+    """Return the pairs that the counted rank sends and receives: call -> layer with experts; empty if it gathers.
 
     Args and errors are those of :func:`pairs_sent`.
     """
     if DISPATCH not in workload.inputs:
         return ()
-    mesh, rank = workload.mesh, workload.rank
+    mesh = replace(workload.mesh, pp=1)
+    rank = workload.rank % mesh.world
     group, place = mesh.group("ep", rank), mesh.coordinates(rank).ep
-    every = pairs_sent(workload, layers, experts, top_k, stage)
-    return tuple((pairs[rank], tuple(pairs[other][place] for other in group)) for pairs in every)
+    return tuple(
+        tuple((pairs[rank], tuple(pairs[other][place] for other in group)) for pairs in call)
+        for call in pairs_sent(workload, layers, experts, top_k, stage)
+    )
+
+
+def steps_differ(workload: Workload, layers: int, experts: int, top_k: int) -> bool:
+    """Return whether decode steps send unequal numbers of pairs, from any rank to any, in any layer."""
+    if DISPATCH not in workload.inputs or not workload.new_tokens:
+        return False
+    return len({*pairs_sent(workload, layers, experts, top_k, "decode")}) > 1

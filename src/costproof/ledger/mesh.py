@@ -38,17 +38,20 @@ FSDP_CP: Final = "fsdp*cp"
 """Name of the group of ranks along ``fsdp`` and ``cp``, which shard the same parameters (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {
     "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
-    "ep_sequences": "B", "ep_next": "B",
+    "text_experts_read": "0",
+    "ep_sequences": "B", "ep_next": "B", "slice_tokens": "B*S",
     "cp": "1", "cp_place": "1", "cp_tokens": "S", "fsdp": "1", "fsdp_rank": "0",
 }  # fmt: skip
 """Values on one device of the symbols in a rank's formulas, by symbol."""
-_OF_LAYER: Final = "text_pairs_sent_", "text_pairs_got_"
+_OF_LAYER: Final = "text_pairs_sent_", "text_pairs_got_", "text_experts_read_"
 """Beginnings of the symbols of a layer whose tokens are routed otherwise than those of other layers."""
 
 
 def on_one_device(names: Iterable[str]) -> dict[str, str]:
-    """Return :data:`ON_ONE_DEVICE` with the symbols of single layers among some names."""
-    return ON_ONE_DEVICE | {name: "0" for name in names if name.startswith(_OF_LAYER)}
+    """Return :data:`ON_ONE_DEVICE` with the symbols of single layers among some names, and the tokens of their call."""
+    known = {*names}
+    step = {} if "S" in known else {"slice_tokens": "B"}
+    return ON_ONE_DEVICE | step | {name: "0" for name in known if name.startswith(_OF_LAYER)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise, zip_longest
 from typing import Any, Final, Literal, cast
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, PLAN, RANK, Mesh, of_mesh, own_batch
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
@@ -235,10 +235,17 @@ class Workload:
 
     @property
     def gathered(self) -> Workload:
-        """Return the workload of the counted rank without FSDP, as layers run once parameters are gathered."""
+        """Return the workload of the counted rank without FSDP, as layers run once parameters are gathered.
+
+        Raises:
+            Incomplete: ranks send each other pairs of the whole batch.
+        """
         mesh, at = self.mesh, self.mesh.coordinates(self.rank)
         if mesh.fsdp == 1:
             return self
+        if DISPATCH in self.inputs:
+            what = "the live peak is not counted where ranks store parts of parameters and send token-expert pairs"
+            raise Incomplete(what, where=f"--fsdp, --{DISPATCH}", got=mesh.text)
         place = (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
         return self.own.on_mesh(tp=mesh.tp, ep=mesh.ep, pp=mesh.pp, cp=mesh.cp, rank=place)
 

@@ -129,6 +129,10 @@ class Sharing(Protocol):
         """Return the mixtures of experts that ranks divide; ``None`` if there are none."""
 
     @property
+    def own_mixtures(self) -> range:
+        """Return the indices of the rank's layers among those with routed experts."""
+
+    @property
     def by_heads(self) -> bool:
         """Return whether each rank that shares a sequence caches some heads at all positions."""
 
@@ -159,14 +163,14 @@ class Sharing(Protocol):
         """
 
     def moved(
-        self, role: str, metric: Metric, one: SymbolValues, ranks: Sequence[SymbolValues], modules: int
+        self, role: str, metric: Metric, one: SymbolValues, every: Sequence[SymbolValues], modules: int
     ) -> Iterator[tuple[str, int]]:
         """Yield what the exchange with other ranks adds to a cost of all modules of a role in a call, by cause.
 
         Args:
             role: of a module, as formulas name it.
             one: values of the symbols on one device.
-            ranks: those on the first rank of each group with one batch.
+            every: those on all ranks of the first pipeline stage, in order.
             modules: number of modules of the role.
         """
 
@@ -175,7 +179,7 @@ class Sharing(Protocol):
         """Return the roles of modules that read some weights repeatedly, of which :meth:`at_floor` has each once."""
 
     def at_floor(
-        self, nodes: Sequence[CostNode], one: SymbolValues, ranks: Sequence[SymbolValues]
+        self, nodes: Sequence[CostNode], one: SymbolValues, every: Sequence[SymbolValues]
     ) -> Iterator[tuple[str, int]]:
         """Yield what all ranks have more at the boundary of the decoder than one device, and of weights read, by cause.
 
@@ -185,7 +189,7 @@ class Sharing(Protocol):
         Args:
             nodes: evaluated formulas of the call on one device.
             one: values of the symbols on one device.
-            ranks: those on the first rank of each group with one batch.
+            every: those on all ranks of the first pipeline stage, in order.
         """
 
     def copies_of_batches(self, role: str, metric: Metric) -> int:

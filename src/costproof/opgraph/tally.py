@@ -20,6 +20,7 @@ from costproof.opgraph.merge import DecodeStep, merge_nodes, merge_unknown, sum_
 from costproof.opgraph.regions import Region
 from costproof.opgraph.reuse import partly_read
 from costproof.opgraph.rules.cost import OpCost
+from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.sizes import numel, total
 
 
@@ -63,23 +64,21 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
     # Experts of several ranks run on the tokens of all of them, which a collective gathers.
     roots = costed.roots
     gathered = {roots.get((x := op.tensors[-1]).id, x).id: _joined(op.outputs) for op in exchanged if op.outputs}
-    # Or they run on pairs of a token and an expert that other ranks send; a token has as many as this rank sends of it.
-    # Ranks that have the same tokens send pairs of a slice each, and gather its results.
-    sent: dict[Region, Value] = {}
-    slices: dict[Region, Value] = {}
+    # Or they run on pairs of a token and an expert that other ranks send; a token has as many as results are added.
+    chosen: dict[Region, Size] = {}
     for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
-        if isinstance(cost, OpCost) and cost.comm is not None and _activations(op):
-            of_kind = {"all_to_all": sent, "all_gather": slices}.get(cost.comm[0])
-            if of_kind is not None:
-                of_kind.setdefault((op.module, op.call), next(x for x in reversed(op.tensors) if x.floating))
+        region = op.module, op.call
+        if isinstance(cost, OpCost) and cost.comm is not None and cost.comm[0] == "all_to_all" and _activations(op):
+            chosen[region] = 1
+        elif region in chosen and canonical(op.name) == "sum" and len(op.tensors[0].shape) == 3:
+            chosen[region] = op.tensors[0].shape[1]
     shares: dict[tuple[str, int, Size], tuple[Size, Size]] = {}
     for (module, call, name), (stack, rows) in reads.items():
         entering = [t.value for t in traffic[module, call].inputs if made.get(t.value.id, -1) < begins[module, call]]
-        if (pairs := sent.get((module, call))) is not None:
-            rows = [sympy.cancel(sympy.sympify(numel(pairs)) / pairs.shape[-1])]
         own = (gathered.get(roots.get(x.id, x).id, x) for x in entering)
-        part = slices.get((module, call)) if pairs is not None else None
-        tokens = _tokens(own if part is None else (part,), stack.shape[1:])
+        tokens = _tokens(own, stack.shape[1:])
+        if (pairs := chosen.get((module, call))) is not None:
+            rows, tokens = [pairs], 1
         found[name] = (
             None if tokens is None else _share(numel(stack), total(rows), tokens, stack.shape[0], partial=partial)
         )

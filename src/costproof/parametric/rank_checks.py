@@ -82,7 +82,7 @@ def recounts(
     yield from _gathered_parts(found, workload)
     yield from _of_plan(found, workload, counted, one, symbols)
     given = str(workload.inputs.get(PAIRS, ""))
-    spread = routed is not None and workload.mesh.batches > 1 and (not given or " sha256:" in given)
+    spread = routed is not None and workload.mesh.batches > 1 == workload.mesh.pp and (not given or " sha256:" in given)
     yield Recount("", "methods of dispatch", "are given", bool(found.dispatches), spread)
     if routed is not None and found.dispatches:
         yield from _mixtures(routed, one, info)
@@ -167,29 +167,30 @@ def _pairs(workload: Workload, symbols: Mapping[str, int], rank: int, shared: Se
     mesh, experts, top_k, file = workload.mesh, symbols["text_experts"], symbols["text_topk"], _file_of(workload)
     layers = 1 if file is None else len(file["prefill"][0])
 
-    def of(place: int, stage: str) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    def of(place: int, stage: str) -> tuple[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], ...]:
         return splits_of(replace(workload, inputs={**workload.inputs, RANK: place}), layers, experts, top_k, stage)
 
     for stage, length in (("prefill", workload.text_tokens), ("decode", 1))[: 2 if workload.new_tokens else 1]:
-        # Ranks one after another, each with its slice of the tokens that those along tp share.
-        behind = [0]
-        for place in range(mesh.world):
-            batch = batch_of(workload.batch, mesh.dp, place // mesh.tp)
-            behind.append(behind[-1] + len(range(batch * length)[place % mesh.tp :: mesh.tp]))
-        first, last = behind[rank : rank + 2]
-        for layer, (sent, _) in enumerate(of(rank, stage)):
-            calls = 1 if file is None else len(file[stage])
-            if file is None:
-                given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[rank].split(","))]
-            else:
-                every = [row for call in file[stage] for row in call[layer][first:last]]
-                own = Counter(e * mesh.ep // experts for row in every for e in row)
-                given = [own[i] for i in range(mesh.ep)]
-            yield Recount("", f"rank {rank} to all, {stage}", "pairs", sum(sent), (last - first) * top_k)
-            for i, other in enumerate(shared):
-                got = of(other, stage)[layer][1][rank - shared[0]]
-                yield Recount("", f"rank {rank} to {other}, {stage}", "pairs", sent[i], got)
-                yield Recount("", f"rank {rank} to {other}, {stage}", "pairs as given", calls * sent[i], given[i])
+        # Ranks of a stage one after another, each with its slice of the tokens that those along tp share.
+        behind, at = [0], rank % (mesh.world // mesh.pp)
+        for place in range(mesh.world // mesh.pp):
+            batch = batch_of(workload.batch, mesh.dp * mesh.fsdp, place // mesh.tp)
+            chunk = -(-batch * length // mesh.tp)
+            behind.append(behind[-1] + len(range(batch * length)[place % mesh.tp * chunk :][:chunk]))
+        first, last = behind[at : at + 2]
+        calls = [None] if file is None else file[stage]
+        for step, (call, layers_sent) in enumerate(zip(calls, of(rank, stage), strict=True)):
+            for layer, (sent, _) in enumerate(layers_sent):
+                if call is None:
+                    given = [*map(int, str(workload.inputs[PAIRS]).replace("+", ",").split(";")[at].split(","))]
+                else:
+                    own = Counter(e * mesh.ep // experts for row in call[layer][first:last] for e in row)
+                    given = [own[i] for i in range(mesh.ep)]
+                yield Recount("", f"rank {rank} to all, {stage}", "pairs", sum(sent), (last - first) * top_k)
+                for i, other in enumerate(shared):
+                    got = of(other, stage)[step][layer][1][rank - shared[0]]
+                    yield Recount("", f"rank {rank} to {other}, {stage}", "pairs", sent[i], got)
+                    yield Recount("", f"rank {rank} to {other}, {stage}", "pairs as given", sent[i], given[i])
 
 
 def _enumerated(mesh: Mesh) -> dict[int, dict[str, int]]:
@@ -201,7 +202,7 @@ def _enumerated(mesh: Mesh) -> dict[int, dict[str, int]]:
 
 def gathered_places(run: Workload) -> Iterator[Recount]:
     """Yield second counts of the run of a rank once parameters are gathered: among the ranks with its sequences."""
-    if run.mesh.fsdp == 1:
+    if run.mesh.fsdp == 1 or DISPATCH in run.inputs:
         return
     found, place = run.gathered, _enumerated(run.mesh)
     same = [r for r, at in place.items() if all(at[x] == place[run.rank][x] for x in ("dp", "fsdp"))]
@@ -666,7 +667,8 @@ def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping
         what = "sums for tokens of other ranks, which a rank does not get"
         yield recount(what, UNFUSED, -scale * parts * (1 - Fraction(1, mesh.tp)))
         if not mesh.tp > 1 or len(several) == 1:
-            whole = payload("all_gather", ["tp"]) - payload("all_gather", ["tp"], "lm_head")
+            whole = payload("all_gather", ["tp"])
+            whole -= payload("all_gather", ["tp"], "lm_head") + payload("all_gather", ["tp"], ".experts")
             states = whole * (3 if True in several else 1) + Fraction(whole, mesh.tp)
             yield recount("hidden states of other ranks that a rank gathers", UNFUSED, scale * states)
         looked_up = sum(payload(kind, ["tp"], "embed_tokens") for kind in ("all_reduce", "reduce_scatter"))
@@ -689,12 +691,13 @@ def _accesses(found: Parallel, workload: Workload, one: Ledger, symbols: Mapping
         yield from (recount(*row) for row in _of_exchanged_experts(workload, one, stage, here, symbols, batches))
         if DISPATCH in workload.inputs:
             layers = len({n.module for n in one.nodes if n.stage == stage and n.role == "text.layer.experts"})
-            sent = sum(len(row.ranks) * row.stages[stage]["comm_payload_bytes"] for row in found.ranks)
-            pairs = sent - mesh.world * layers * calls * 8 * symbols["text_experts"]  # there, and as many back
+            # There, and as many back; a table has those of one call, a file those of all.
+            pairs = 2 * layers * sum(tokens[:: mesh.tp]) * symbols["text_topk"] * hidden * item
             yield recount("pairs of tokens and experts, copied, exchanged and put in order", UNFUSED, 6 * pairs)
             yield recount(
                 "results that a rank weighs and adds behind the exchange", "vector_flops", Fraction(pairs, item)
             )
+            yield from (recount(*row) for row in _of_slices(workload, one, stage, symbols, layers * calls))
         if mesh.cp == 1:
             continue
         given = payload("all_to_all", ["cp"], "self_attn")
@@ -796,6 +799,30 @@ def _of_exchanged_experts(
     others = sum(every) - sum(own)
     outside = 2 * sums * Fraction(others, every[workload.rank]) + weights * others
     yield "rows of other ranks, which do not enter or leave a mixture", UNFUSED, -outside
+
+
+def _of_slices(
+    workload: Workload, one: Ledger, stage: str, symbols: Mapping[str, int], modules: int
+) -> Iterator[tuple[str, str, int]]:
+    """Yield (cause, metric, amount) of gathering results of slices, token by token of a rank's batch.
+
+    Args:
+        modules: calls of mixtures in the stage.
+    """
+    mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
+    slices = padded = missing = 0
+    for rank in range(mesh.world if mesh.tp > 1 else 0):
+        batch = batch_of(workload.batch, mesh.dp * mesh.fsdp, rank % (mesh.world // mesh.pp) // mesh.tp)
+        tokens = [*range(batch * (workload.text_tokens if stage == "prefill" else 1))]
+        chunk = -(-len(tokens) // mesh.tp)
+        own = tokens[rank % mesh.tp * chunk :][:chunk]
+        slices, missing = slices + len(own), missing + mesh.tp * chunk - len(tokens)
+        padded += 2 * chunk if len(own) < chunk else 0  # the padded part is written, and the collective reads more
+    row = modules * symbols["text_hidden"]
+    weight = 4 if _wide(one) else item
+    yield "weighted results of slices that ranks gather", UNFUSED, 2 * slices * row * weight
+    yield "padding of uneven slices of tokens", UNFUSED, padded * row * weight + missing * row * item
+    yield "padding of uneven slices of tokens", "output_bytes", missing * row * item
 
 
 def _rings(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
@@ -1279,12 +1306,14 @@ def batch_of(batch: int, parts: int, index: int) -> int:
 def expert_choices(run: Workload, stage: str, routing: str) -> list[list[list[tuple[int, list[int]]]]]:
     """Return the choices of a routing file, read once more: call -> layer -> (rank that sends the token, its experts).
 
+    Ranks are those of a pipeline stage.
+
     Args:
         run: with all tokens of a prompt.
     """
     mesh, length, senders = run.mesh, run.text_tokens if stage == "prefill" else 1, []
-    for rank in range(mesh.world):
-        tokens = batch_of(run.batch, mesh.dp, rank // mesh.tp) * length
+    for rank in range(mesh.world // mesh.pp):
+        tokens = batch_of(run.batch, mesh.dp * mesh.fsdp, rank // mesh.tp) * length
         chunk = -(-tokens // mesh.tp)
         senders += [rank] * len(range(tokens)[rank % mesh.tp * chunk :][:chunk])
     return [[[*zip(senders, layer, strict=True)] for layer in call] for call in _file_of(run, routing)[stage]]

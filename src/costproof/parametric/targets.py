@@ -27,6 +27,7 @@ from costproof.estimate.routing import (
     RoutedRank,
     TouchedExperts,
     check_stages,
+    copies_by_call,
     dispatch_rows,
     expert_loads,
     is_table,
@@ -264,7 +265,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         tuple(d for d in (*copies, *_of_terms(target, one, workload, sharing, copies, stored))
               if d.metric in counted.metrics),
         tuple(_dispatches(target, workload, sharing)),
-        *((asdict(sharing.routed), NODES_OF) if sharing.routed is not None and mesh.batches > 1 else ()),
+        *((asdict(sharing.routed), NODES_OF) if sharing.routed is not None and has_forms(mesh) else ()),
     )  # fmt: skip
     whole = whole_prompt(target, workload)
     return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
@@ -443,14 +444,20 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 
 
+def has_forms(mesh: Mesh) -> bool:
+    """Return whether the forms of dispatch to experts are compared: ranks with all layers have several batches."""
+    return mesh.batches > 1 and mesh.pp == 1
+
+
 def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
     """Yield what each method of sending tokens to the experts of other ranks costs the counted rank.
 
-    None if ranks do not divide the experts, if those that do share one batch, or if the run is given only numbers of
-    pairs, which do not say how many copies of a token a method sends.
+    None if ranks do not divide the experts, if those that do share one batch, if stages of a pipeline have some of the
+    layers each, or if the run is given only numbers of pairs, which do not say how many copies of a token a method
+    sends.
     """
     pairs = str(workload.inputs.get(PAIRS, ""))
-    if workload.mesh.batches == 1 or sharing.routed is None or (pairs and is_table(pairs)):
+    if not has_forms(workload.mesh) or sharing.routed is None or (pairs and is_table(pairs)):
         return
     every = _routed_calls(target.invocations(workload), workload)
     yield from dispatch_rows(
@@ -465,7 +472,7 @@ def _routed_calls(calls: Iterable[Invocation], workload: Workload) -> Iterator[R
             continue
         known = call.symbols
         length = known["B"] * known.get("S", 1) // workload.own_batch
-        tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world))
+        tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world // mesh.pp))
         yield RoutedCall(call.stage, call.id, tokens, known.get("N", 1))
 
 
@@ -494,7 +501,7 @@ def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, no
         BadInput: the routing does not match the run.
     """
     layers, info, mesh = target.shares(run).routed, target.info(), run.mesh
-    if max(mesh.pp, mesh.cp, mesh.fsdp) > 1:
+    if mesh.cp > 1 or (max(mesh.pp, mesh.fsdp) > 1 and DISPATCH not in run.inputs):
         what = "a routing is counted on ranks with all layers, whole sequences and whole parameters"
         raise BadInput(what, where="--routing", expected="--pp 1, --cp 1, --fsdp 1", got=mesh.text)
     assert layers is not None
@@ -503,26 +510,49 @@ def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, no
     calls = [*_routed_calls((c for c in invocations if c.stage in stages), run)]
     check_stages(routing_data(routing), [call.stage for call in calls], routing.partition(" sha256:")[0])
     values = {(c.stage, c.id): {**info.symbols, **c.symbols} for c in invocations}
+    alike, own = replace(mesh, pp=1), target.shares(run).own_mixtures
     mine = {
-        c.stage: [[layer[run.rank] for layer in call] for call in expert_loads(routing, c, layers, mesh)] for c in calls
-    }
-    experts = touched_of_rank(ledger, values, layers, mine)
+        c.stage: [
+            [call[i][run.rank % alike.world] for i in own] for call in expert_loads(routing, c, layers, alike)
+        ]
+        for c in calls
+    }  # fmt: skip
+    experts = touched_of_rank(ledger, values, layers, mine, own.start)
     shares, loads = dict[str, Fraction](), []
     sent: dict[str, dict[str, int]] = {}
     item, group = FLOAT_BYTES[run.dtype], mesh.group("ep", run.rank)
-    for d in dispatch_rows(layers, mesh, run.rank, calls, item, routing, node) if mesh.batches > 1 else ():
+    for d in dispatch_rows(layers, mesh, run.rank, calls, item, routing, node) if has_forms(mesh) else ():
         if d.routing == "given":
             sent.setdefault(d.stage, {})[d.form] = d.sent_bytes
     for call in calls:
         every = [load for of_call in mine[call.stage] for load in of_call]
-        pairs, own = sum(load.pairs for load in every), [t for t in experts if t.stage == call.stage]
-        tokens = sum(call.sends(mesh)[rank] for rank in group)
+        pairs, read_by = sum(load.pairs for load in every), [t for t in experts if t.stage == call.stage]
         if DISPATCH not in run.inputs:
+            tokens = sum(call.sends(mesh)[rank] for rank in group)
             shares[call.stage] = Fraction(pairs, layers.layers * call.calls * tokens * layers.top_k)
+        if DISPATCH in run.inputs and not has_forms(mesh):
+            pairs_moved = _pairs_moved(copies_by_call(routing, call, layers, alike, "expert"), own, run)
+            sent[call.stage] = {str(run.inputs[DISPATCH]): pairs_moved * layers.hidden * item}
         touched = Fraction(sum(load.touched for load in every), len(every))
-        read, work = sum(t.bytes for t in own), 6 * layers.hidden * layers.inner * pairs
+        read, work = sum(t.bytes for t in read_by), 6 * layers.hidden * layers.inner * pairs
         loads.append(RoutedRank(call.stage, run.rank, pairs, str(touched), read, work, sent.get(call.stage, {})))
     return GivenRank(with_reads(share_of_experts(folded, shares), experts), tuple(experts), tuple(loads))
+
+
+def _pairs_moved(calls: Iterable[Sequence[Sequence[Sequence[int]]]], layers: Iterable[int], run: Workload) -> int:
+    """Return the pairs that a rank sends to other ranks in its layers, and the results of theirs that it returns.
+
+    Args:
+        calls: call -> layer with experts -> rank of a pipeline stage -> rank of its ``ep`` group -> pairs.
+    """
+    mesh = replace(run.mesh, pp=1)
+    rank = run.rank % mesh.world
+    place, others = mesh.coordinates(rank).ep, [r for r in mesh.group("ep", rank) if r != rank]
+    found = 0
+    for call in calls:
+        for pairs in (call[i] for i in layers):
+            found += sum(pairs[rank]) - pairs[rank][place] + sum(pairs[other][place] for other in others)
+    return found
 
 
 def with_nodes(capture: Capture, devices: Devices) -> Capture:
@@ -595,13 +625,15 @@ def _of_terms(
     """
     mesh, config = workload.mesh, target.info().symbols
     alone = _values(target, replace(workload, inputs=_of_one(workload)))
-    ranks = [r for r in range(mesh.world // mesh.pp) if not mesh.coordinates(r).tp]
-    each = [_values(target, replace(workload, inputs={**workload.inputs, RANK: r})) for r in ranks]
+    every = [
+        _values(target, replace(workload, inputs={**workload.inputs, RANK: r})) for r in range(mesh.world // mesh.pp)
+    ]
+    each = every[:: mesh.tp]  # the first rank of each group with one batch
     held, done = sharing.by_terms()
     common = {**config, **shared_values(alone.values())}
 
-    def known(stage: str, call: str) -> list[SymbolValues]:
-        return [{**config, **of[stage, call]} for of in each if (stage, call) in of]
+    def known(stage: str, call: str, ranks: Sequence[Mapping[tuple[str, str], SymbolValues]]) -> list[SymbolValues]:
+        return [{**config, **of[stage, call]} for of in ranks if (stage, call) in of]
 
     def copies_of(stage: str, metric: Metric, of: Callable[[str], bool] = bool) -> Counter[str]:
         """Return the duplicates by cause, of modules with some roles."""
@@ -609,13 +641,13 @@ def _of_terms(
         nodes = bearing((n for n in one.nodes if (not stage or n.stage == stage) and of(n.role)), metric)
         terms = Counter((n.role, n.invocation, n.exprs[metric]) for n in nodes if metric in n.exprs)
         for (role, call, expr), alike in terms.items():
-            whole, parts = (alone[stage, call], known(stage, call)) if stage else (common, [common] * len(each))
+            whole, parts = (alone[stage, call], known(stage, call, each)) if stage else (common, [common] * len(each))
             for why, amount in sharing.excess(role, metric, expr, {**config, **whole}, parts):
                 copies[why] += alike * amount
         called = (n for n in one.nodes if n.stage == stage and n.invocation and not n.kind and of(n.role))
         for (role, call), modules in Counter((n.role, n.invocation) for n in called).items():
             for why, amount in sharing.moved(
-                role, metric, {**config, **alone[stage, call]}, known(stage, call), modules
+                role, metric, {**config, **alone[stage, call]}, known(stage, call, every), modules
             ):
                 copies[why] += amount
         for why, amount in sharing.added_by_collectives(one, stage, metric, FLOAT_BYTES[workload.dtype], stored):
@@ -634,7 +666,7 @@ def _of_terms(
             copies.update(found)
         for call in {n.invocation for n in one.nodes if n.stage == stage and n.invocation}:
             nodes = [n for n in one.nodes if n.stage == stage and n.invocation in ("", call)]
-            for why, amount in sharing.at_floor(nodes, {**config, **alone[stage, call]}, known(stage, call)):
+            for why, amount in sharing.at_floor(nodes, {**config, **alone[stage, call]}, known(stage, call, every)):
                 copies[why] += amount
         return copies
 

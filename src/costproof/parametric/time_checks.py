@@ -569,12 +569,13 @@ def load_recounts(
         routing: the file.
     """
     mesh, every = run.mesh, symbols["text_experts"]
-    first = run.rank // mesh.ep * mesh.ep
-    own = {e for e in range(every) if e // (every // mesh.ep) == run.rank - first}
+    place = run.rank % (mesh.world // mesh.pp)
+    first = place // mesh.ep * mesh.ep
+    own = {e for e in range(every) if e // (every // mesh.ep) == place - first}
     for load in loads:
         calls, mine = expert_choices(run, load.stage, routing), [t for t in experts if t.stage == load.stage]
         here, reached, pairs = set(range(first, first + mesh.ep)), Fraction(0), 0
-        for layer, one in enumerate(mine):
+        for layer, one in ((one.layer, one) for one in mine):
             touched = [{e for rank, row in call[layer] if rank in here for e in row} & own for call in calls]
             each = Fraction(sum(map(len, touched)), len(calls))
             yield Recount(

@@ -34,14 +34,20 @@ def mesh_axes(**sizes: int) -> tuple[DeviceMesh, ...]:
     return tuple(every[name] for name in names)
 
 
-def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return the meshes of the ranks that share this rank's batch, and of all ranks that share its experts."""
+def expert_meshes(batches: int, ranks: int, stages: int = 1) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return the meshes of the ranks that share this rank's batch, and of all ranks that share its experts.
+
+    Args:
+        stages: of a pipeline, each with the same meshes.
+    """
+    axes = {"pp": stages} if stages > 1 else {}
     if batches == 1:
-        (mesh,) = mesh_axes(tp=ranks)
-        return mesh, mesh
-    _, own = mesh_axes(batches=batches, tp=ranks)
-    both = own._get_root_mesh()
-    return own, both._flatten("experts_".join(("", *(both.mesh_dim_names or ()))))
+        own = mesh_axes(**axes, tp=ranks)[-1]
+        return own, own
+    own = mesh_axes(**axes, batches=batches, tp=ranks)[-1]
+    root = own._get_root_mesh()
+    names = (root.mesh_dim_names or ())[-2:]
+    return own, root[names]._flatten("experts_".join(("", *names)))
 
 
 class SharedSequence:
@@ -251,13 +257,16 @@ class ExchangingExperts:
     """
 
     def __init__(
-        self, splits: Mapping[int, Mapping[int, tuple[Sequence[int], Sequence[int]]]], experts: Any, ep_mesh: Any,
+        self,
+        splits: Mapping[int, Mapping[int, Sequence[tuple[Sequence[int], Sequence[int]]]]],
+        experts: Any,
+        ep_mesh: Any,
         tp_mesh: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take the numbers of pairs that go to and come from each rank.
 
         Args:
-            splits: by the identity of the layer's experts, and by the number of tokens of a call.
+            splits: by the identity of the layer's experts, and by the number of tokens of a call; of equal calls one.
         """
         self.forward, self.held, self.mesh = experts.forward, int(experts.num_experts), ep_mesh
         self.splits, self.alike = splits[id(experts)], tp_mesh
@@ -267,9 +276,14 @@ class ExchangingExperts:
         from torch.distributed.tensor import DTensor, Replicate, Shard
 
         self.sent, self.got = map(list, splits_in(self.splits, hidden))
+        tokens = hidden.shape[0]
         if self.alike.size() > 1:  # each sends a slice of the tokens that all of them have
+            # Of the last slices some may be empty, for which torch makes zeros in place of a view.
+            empty = self.alike.get_local_rank() * -(-tokens // self.alike.size()) >= tokens
             hidden, chosen, weights = (
-                DTensor.from_local(x, self.alike, [Replicate()], run_check=False)
+                x[:0].clone()
+                if empty
+                else DTensor.from_local(x, self.alike, [Replicate()], run_check=False)
                 .redistribute(self.alike, [Shard(0)])
                 .to_local()
                 for x in (hidden, chosen, weights)
@@ -285,11 +299,14 @@ class ExchangingExperts:
         back = self._exchange(self.forward(rows, mine.unsqueeze(1), unit), self.sent, self.got)
         ordered = torch.empty_like(back)
         ordered[places] = back
-        parts = ordered.view(chosen.shape[0], chosen.shape[1], -1) * weights.unsqueeze(2)
+        parts = ordered.view(*chosen.shape, back.shape[1]) * weights.unsqueeze(2)
         result = parts.sum(dim=1)
         if self.alike.size() == 1:
             return result
-        every: Any = DTensor.from_local(result.contiguous(), self.alike, [Shard(0)], run_check=False)
+        shape = torch.Size((tokens, result.shape[1]))  # slices may be uneven
+        every: Any = DTensor.from_local(
+            result.contiguous(), self.alike, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1)
+        )
         return every.full_tensor()
 
     def _exchange(self, tensor: Any, into: list[int] | None, out_of: list[int] | None) -> Any:
@@ -300,11 +317,14 @@ class ExchangingExperts:
 
 
 S = TypeVar("S")
+STEP: Final[ContextVar[int]] = ContextVar("step", default=0)
+"""Index of the decode step that a model runs, of those that exchange unequal numbers of pairs."""
 
 
-def splits_in(splits: Mapping[int, S], hidden: Any) -> S:
+def splits_in(splits: Mapping[int, Sequence[S]], hidden: Any) -> S:
     """Return the numbers of pairs in a call on these tokens; those of the only call if there is one."""
-    return next(iter(splits.values())) if len(splits) == 1 else splits[int(hidden.shape[0])]
+    calls = next(iter(splits.values())) if len(splits) == 1 else splits[int(hidden.shape[0])]
+    return calls[STEP.get() if len(calls) > 1 else 0]
 
 
 class SharedTokens:

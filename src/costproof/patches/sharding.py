@@ -37,6 +37,8 @@ NOTE: Final = (
 """Note in results of models that transformers has distributed."""
 Plan = Mapping[str, str]
 """Name of a parallel style of transformers, by path of a module or parameter."""
+_Splits = Sequence[Mapping[int, Sequence[tuple[Sequence[int], Sequence[int]]]]]
+"""Numbers of pairs that go to and come from each rank, by layer with experts, tokens of a call, and call."""
 
 
 @contextmanager
@@ -124,7 +126,7 @@ class Distributed:
         rank: int,
         stages: int = 1,
         batches: int = 1,
-        splits: Sequence[Mapping[int, tuple[Sequence[int], Sequence[int]]]] = (),
+        splits: _Splits = (),
         sequence: SharedSequence | None = None,
         sequences: tuple[int, ...] = (),
     ) -> None:
@@ -146,28 +148,22 @@ class Distributed:
         self._sequence = sequence
         self._shared = 1 if sequence is None else sequence.ranks
         self.ranks, self.rank, self._stages, self._batches = ranks, rank, stages, batches
-        gathers = partial(GatheringExperts, sequences=sequences)
-        form: Callable[..., Any] = gathers
-        if splits:
-            experts = [
-                m for name, m in model.named_modules() if name.endswith(".experts") and hasattr(m, "num_experts")
-            ]
-            form = partial(ExchangingExperts, dict(zip(map(id, experts), splits, strict=True)))
+        form = _form(model, splits, partial(GatheringExperts, sequences=sequences))
         with self._group():
             distributed = ranks * batches > 1
             self._held = tuple(_distribute(model, plans, self._meshes(), form)) if distributed else ()
         for one in self._held:
             one.module._parameters[one.name] = one.local
         if stages > 1:
-            cut_to_stage(model, ranks * self._shared, rank, stages)
+            cut_to_stage(model, ranks * batches * self._shared, rank, stages)
 
     def _group(self) -> AbstractContextManager[None]:
         return fake_group(self.ranks * self._stages * self._batches * self._shared, self.rank)
 
     def _meshes(self) -> tuple[DeviceMesh, DeviceMesh]:
         """Create the process groups of this rank, with the same names each time."""
-        if self._stages * self._shared == 1:
-            return expert_meshes(self._batches, self.ranks)
+        if self._shared == 1:
+            return expert_meshes(self._batches, self.ranks, self._stages)
         _, shared, own = mesh_axes(pp=self._stages, cp=self._shared, tp=self.ranks)
         if self._sequence is not None:
             self._sequence.group = shared.get_group()
@@ -187,6 +183,14 @@ class Distributed:
             finally:
                 for one in self._held:
                     one.module._parameters[one.name] = one.local
+
+
+def _form(model: nn.Module, splits: _Splits, gathers: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the form in which the experts of a model get tokens: of pairs if their numbers are given, or gathered."""
+    if not splits:
+        return gathers
+    experts = [m for name, m in model.named_modules() if name.endswith(".experts") and hasattr(m, "num_experts")]
+    return partial(ExchangingExperts, dict(zip(map(id, experts), splits, strict=True)))
 
 
 PARTS: Final = "_costproof_parts"
@@ -231,6 +235,7 @@ class FullySharded:
     def __init__(
         self, model: Any, ranks: int, rank: int, *, stages: int = 1, replicas: int = 1, tensor: int = 1,
         plans: tuple[Plan, Plan] = ({}, {}), sequence: SharedSequence | None = None,
+        splits: _Splits = (),
     ) -> None:  # fmt: skip
         """Shard every layer and then the model; gathered parameters are freed after each forward.
 
@@ -244,6 +249,7 @@ class FullySharded:
             tensor: number of ranks over which transformers distributes the model first, by ``plans``.
             sequence: how ranks share a sequence; they store shards too, as torchtitan's mesh ``fsdp`` has
                 ``dp_shard * cp`` ranks.
+            splits: as those of :class:`Distributed`.
         """
         import torch
         from torch.distributed.fsdp import fully_shard
@@ -257,7 +263,7 @@ class FullySharded:
                 every = own._get_root_mesh()
                 stored_by = every[(every.mesh_dim_names or ())[1:3]]
             if tensor > 1:
-                deque(_distribute(model, plans, (own, own), GatheringExperts), 0)
+                deque(_distribute(model, plans, (own, own), _form(model, splits, GatheringExperts)), 0)
             if stages > 1:
                 cut_to_stage(model, ranks * replicas * tensor, rank, stages)
             layers = [layer for layer in model.get_decoder().layers if any(True for _ in layer.parameters())]

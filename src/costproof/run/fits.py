@@ -360,8 +360,9 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
         return found
-    run, workload = read.exported, found.workload.gathered
+    run = read.exported
     try:
+        workload = found.workload.gathered
         same = run is not None and run.workload == workload
         said = silent if run is None else run.progress
         peaks = run.graph_peaks(workload) if run and same else graph_peaks(target, workload, said)

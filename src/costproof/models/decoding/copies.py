@@ -21,7 +21,7 @@ from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.plans import OWN
-from costproof.models.decoding.sharding import BEFORE_SPLIT, OF_OWN_TOKENS, REDUCED, Part, Shards, padded_rows
+from costproof.models.decoding.sharding import BEFORE_SPLIT, OF_OWN_TOKENS, REDUCED, Part, Shards, padded_rows, reads_of
 from costproof.models.target import DATA_COPIES, OF_MEMORY, OF_WORK, SEQUENCE_COPIES
 
 SKIPPED: Final = "pairs with keys after a rank's own positions, which it skips"
@@ -37,6 +37,8 @@ SUMMED: Final = "tensors that ranks add up, read and written by the collective"
 ELSEWHERE: Final = "sums for tokens of other ranks, which a rank does not get"
 WEIGHED: Final = "results that a rank weighs and adds behind the exchange"
 EXCHANGED: Final = "pairs of tokens and experts, copied, exchanged and put in order"
+OF_SLICES: Final = "weighted results of slices that ranks gather"
+PADDED_SLICES: Final = "padding of uneven slices of tokens"
 ZEROS: Final = "looked-up rows of other ranks, overwritten with zeros"
 JOINED: Final = "latents that are joined again behind a divided projection"
 GATHERED_LOGITS: Final = "logits that every rank gathers"
@@ -127,8 +129,7 @@ class RankCopies(Shards):
 
     def by_terms(self) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
         """Return the metrics of memory and of work whose duplicates :meth:`excess` gives, on this mesh."""
-        held = OF_MEMORY[:1] if self.mesh.fsdp > 1 else OF_MEMORY
-        return held, () if self.exchanges and self.mesh.tp > 1 else OF_WORK  # ranks along tp send pairs of their own
+        return OF_MEMORY[:1] if self.mesh.fsdp > 1 else OF_MEMORY, OF_WORK
 
     def added_by_collectives(
         self, one: Ledger, stage: str, metric: str, item: int, stored: int
@@ -182,7 +183,7 @@ class RankCopies(Shards):
         def of_group(values: SymbolValues) -> int:
             return sum(cost({**values, **sizes}) for sizes in own)
 
-        if part == "experts" and self.exchanges and metric in ("weight_read_bytes", UNFUSED):
+        if part == "experts" and self.exchanges and metric in OF_WORK and metric != "calls":
             return  # of pairs, of which a rank has its own number: all of :meth:`moved`
         if part == "experts" and mesh.batches > 1 and (metric in OF_MEMORY or not self.exchanges):
             yield from self._copies_of_shared(role, metric, cost, one, ranks, of_group)
@@ -265,7 +266,7 @@ class RankCopies(Shards):
         return sum(group(of, 1) for of in ranks) - every + of_all - own, -skipped
 
     def moved(
-        self, role: str, metric: str, one: SymbolValues, ranks: Sequence[SymbolValues], modules: int
+        self, role: str, metric: str, one: SymbolValues, every: Sequence[SymbolValues], modules: int
     ) -> Iterator[tuple[str, int]]:
         """Yield the result of :meth:`~costproof.models.target.Sharing.moved`, by cause.
 
@@ -275,8 +276,9 @@ class RankCopies(Shards):
         if role != "lm_head" and not role.startswith("text"):
             return
         if self.exchanges and role == "text.layer.experts":
-            yield from self._of_pairs(metric, one, ranks)
+            yield from self._of_pairs(metric, one, every)
             return
+        ranks = every[:: self.mesh.tp]
         found = [*self._of_collectives(role, one, ranks)] if metric == UNFUSED else []
         if role == "text" and metric == "input_bytes":
             found += [
@@ -473,30 +475,37 @@ class RankCopies(Shards):
         if role == "text.layer.experts" and mesh.ep > 1:
             yield from self._of_divided_experts(one, ranks)
 
-    def _of_pairs(self, metric: str, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
+    def _of_pairs(self, metric: str, one: SymbolValues, every: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
         """Yield what the exchange of pairs adds to a cost of all mixtures on all ranks, by cause.
 
         As many pairs arrive at all ranks together as are sent, so what is linear in the number of pairs is the same as
         on one device. Each expert is read by its rank only, if any pair arrives; a kernel gets weights of 1 in the
-        dtype of the run, and the rank that sent a pair weighs its result.
+        dtype of the run, and the rank that sent a pair weighs its result. Ranks along ``tp`` send the pairs of one
+        slice each, but read the hidden states of all tokens that these pairs name, and write those of all slices.
         """
-        tp, item, ep = self.mesh.tp, one["b"], self.mesh.ep
+        item, tp, calls = one["b"], self.mesh.tp, one.get("N", 1)
         weight, width, inner, top_k = self._of_pair(one)
-        experts, calls = one["text_experts"], one.get("N", 1)
-        layers = len(self.pairs)
-        sent = [_rows(of) // calls * top_k for of in ranks]  # in one call, as the other numbers of pairs
-        arrived = [[n - of[away] + of[here] for n, of in zip(sent, ranks, strict=True)] for away, here in self.pairs]
-        pairs = calls * tp * layers * sum(sent)
+        experts, layers = one["text_experts"], len(self.pairs)
+        tokens = [_rows(of) // calls for of in every]  # in one call, as the other numbers
+        own = self._slices(tokens)
+        sent = [top_k * n for n in own]
+        modules, alone = calls * layers, _rows(one) // calls
+        pairs, state = modules * sum(sent), width * item
+        looked_up = sum(min(n, of) if tp > 1 else n for n, of in zip(tokens, sent, strict=True)) - alone
         if metric == "vector_flops":
             yield WEIGHED, 2 * pairs * width
+        if metric in ("input_bytes", UNFUSED):
+            yield _REPEATED["input_bytes"], modules * looked_up * state
+        chunks = [-(-n // tp) for n in tokens]
+        if metric in ("output_bytes", UNFUSED):
+            yield _REPEATED["output_bytes"], modules * (sum(tokens) - alone) * state
+            yield PADDED_SLICES, modules * (tp * sum(chunks) - sum(tokens)) * state
         if metric not in ("weight_read_bytes", UNFUSED):
             return
-        chosen = tp * sum(min(experts // ep, n) for layer in arrived for n in layer)
-        chosen -= layers * min(experts, _rows(one) // calls * top_k)
-        yield self._uneven("experts", "weight_read_bytes"), calls * chosen * 3 * width * inner * item
+        chosen = self._read_by_ranks(sent, every, experts // self.mesh.ep) - modules * min(experts, alone * top_k)
+        yield self._uneven("experts", "weight_read_bytes"), chosen * 3 * width * inner * item
         if metric == UNFUSED:
-            rows = calls * tp * sum(map(sum, arrived))
-            state = width * item
+            rows = pairs  # as many arrive, at all ranks, as are sent
             yield (
                 WEIGHED,
                 2 * pairs * width * weight
@@ -504,6 +513,31 @@ class RankCopies(Shards):
             )
             yield EXCHANGED, 8 * pairs * state + 4 * rows * state
             yield OVERWRITTEN, 2 * rows * item * (2 if self.gathered_weights else 1 + 2 * width + 2 * inner)
+            if tp > 1:
+                yield OF_SLICES, 2 * modules * alone * width * weight
+                padded = sum(2 * chunk for n, chunk in zip(own, chunks, strict=True) if n < chunk)
+                yield PADDED_SLICES, modules * padded * width * weight
+
+    def _slices(self, tokens: Sequence[int]) -> list[int]:
+        """Return of how many of its tokens each rank sends the pairs: of one slice, where ranks along ``tp`` share."""
+        each = (shard(n, self.mesh.tp, i % self.mesh.tp) for i, n in enumerate(tokens))
+        return [stop - start for start, stop in each]
+
+    def _read_by_ranks(self, sent: Sequence[int], every: Sequence[SymbolValues], held: int) -> int:
+        """Return the experts that all ranks read in all mixtures and calls: of a rank one for each pair, or all.
+
+        Args:
+            sent: pairs of the tokens of each rank in a call, those with its own experts among them.
+            held: experts of a rank.
+        """
+        found = 0
+        for away, here in self.pairs:
+            for n, of in zip(sent, every, strict=True):
+                if self.steps_differ and "N" in of:
+                    found += of[reads_of(away)]
+                else:
+                    found += of.get("N", 1) * min(held, n - of[away] + of[here])
+        return found
 
     def _of_pair(self, one: SymbolValues) -> tuple[int, int, int, int]:
         """Return the bytes of the weight of a pair, both widths of an expert, and the experts that a token chooses."""
@@ -559,10 +593,11 @@ class RankCopies(Shards):
         return frozenset({"text.embedding", *(("text.layer.experts",) if self.biased_experts else ())})
 
     def at_floor(
-        self, nodes: Sequence[CostNode], one: SymbolValues, ranks: Sequence[SymbolValues]
+        self, nodes: Sequence[CostNode], one: SymbolValues, every: Sequence[SymbolValues]
     ) -> Iterator[tuple[str, int]]:
         """Yield the result of :meth:`~costproof.models.target.Sharing.at_floor`, by cause."""
         mesh, tp, item, width = self.mesh, self.mesh.tp, one["b"], one["text_hidden"]
+        ranks = every[::tp]
         calls, alone = one.get("N", 1), _rows(one)
         rows = [*map(_rows, ranks)]
         yield SENT, 2 * (mesh.pp - 1) * tp * sum(rows) * width * item
@@ -577,7 +612,7 @@ class RankCopies(Shards):
         corrected = sum(n.role == "text.layer.router" and "buffer_bytes" in n.exprs for n in nodes)
         yield "routers", corrected * (tp * sum(of.get("N", 1) for of in ranks) - calls) * 4 * one.get("text_experts", 0)
         if self.biased_experts:
-            yield from self._of_biased_experts(one, ranks)
+            yield from self._of_biased_experts(one, every)
         # Logits.
         positions = [of["B"] * self._positions_kept(of) for of in ranks]
         kept = one["B"] * self._positions_kept(one)
@@ -599,28 +634,25 @@ class RankCopies(Shards):
         if moved:
             yield FEATURES, (tp - 1) * (moved - 2 * alone * width * item)
 
-    def _of_biased_experts(self, one: SymbolValues, ranks: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
+    def _of_biased_experts(self, one: SymbolValues, every: Sequence[SymbolValues]) -> Iterator[tuple[str, int]]:
         """Yield what ranks read more of experts with biases, each of which a floor has once."""
-        own = self._own_sizes("text.layer.experts", "", one)
+        own, top_k, calls = self._own_sizes("text.layer.experts", "", one), one["text_topk"], one.get("N", 1)
 
-        def read(of: SymbolValues, pairs: int) -> int:
-            width, inner, calls = of["text_hidden"], of["text_moe"], of.get("N", 1)
-            chosen = min(of["text_experts"], pairs // calls)
-            return calls * chosen * (3 * width * inner + 2 * inner + width) * of["b"]
+        def cost(of: SymbolValues, chosen: int) -> int:
+            width, inner = of["text_hidden"], of["text_moe"]
+            return chosen * (3 * width * inner + 2 * inner + width) * of["b"]
 
-        size = self.mesh.batches if self.gathers else 1
-        tokens = [*map(_rows, ranks)]
-        pairs = [one["text_topk"] * sum(tokens[i - i % size :][:size]) for i in range(len(tokens))]
-        layers = [pairs] * self.mixtures
+        tokens, held = [_rows(of) // calls for of in every], one["text_experts"] // self.mesh.ep
+        alone = self.mixtures * calls * cost(one, min(one["text_experts"], top_k * (_rows(one) // calls)))
         if self.pairs:
-            calls = one.get("N", 1)
-            layers = [
-                [n + calls * (of[got] - of[sent]) for n, of in zip(pairs, ranks, strict=True)]
-                for sent, got in self.pairs
-            ]
-        every = ((of, n) for layer in layers for of, n in zip(ranks, layer, strict=True))
-        of_all = sum(read({**of, **sizes}, n) for of, n in every for sizes in own)
-        yield EXPERTS, of_all - self.mixtures * read(one, one["text_topk"] * _rows(one))
+            chosen = self._read_by_ranks([top_k * n for n in self._slices(tokens)], every, held)
+            yield EXPERTS, cost(one, chosen) - alone
+            return
+        size = self.mesh.tp * (self.mesh.batches if self.gathers else 1)
+        each = [sum(tokens[i - i % size :][: size : self.mesh.tp]) for i in range(len(tokens))]
+        sizes = [{**of, **own[i % self.mesh.tp]} for i, of in enumerate(every)]
+        of_all = sum(cost(of, min(of["text_experts"], top_k * n)) for of, n in zip(sizes, each, strict=True))
+        yield EXPERTS, self.mixtures * calls * of_all - alone
 
     def _divides_tokens(self, role: str, metric: str, one: SymbolValues) -> bool:
         """Return whether ranks divide the tokens of what a prompt costs in a module (sequence parallelism)."""

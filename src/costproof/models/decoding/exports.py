@@ -109,14 +109,17 @@ def stage_runs(
     return [prefill, *(replace(job, id=f"step@{context}", context=context) for context, job in steps.items())]
 
 
-def contexts(workload: Workload, length: int, chunk: int = 0) -> tuple[int, ...]:
+def contexts(workload: Workload, length: int, chunk: int = 0, *, every: bool = False) -> tuple[int, ...]:
     """Return the cache lengths before the sampled decode steps after a prompt of ``length`` tokens.
 
     Args:
         workload: the workload.
         length: number of tokens in the cache before the first step.
         chunk: number of positions of a chunk, for attention within chunks.
+        every: whether all steps are sampled.
     """
+    if every:
+        return tuple(range(length, length + workload.new_tokens))
     return tuple(length + i for i in sampled_steps(workload.new_tokens, length, chunk))
 
 
@@ -268,6 +271,20 @@ def step_job(
     )  # fmt: skip
 
 
+def in_steps(job: ExportJob, workload: Workload) -> list[ExportJob]:
+    """Return a job in numbers for each of the decode steps that one stands for, which exchange unequal pairs."""
+    from costproof.models.decoding.modules import StepModule
+
+    module: Any = job.module
+    found = []
+    for step in range(workload.new_tokens):
+        own = StepModule(module.part, module.decoder, step)
+        context = workload.context + step
+        one = with_numbers(job, {"B": workload.own_batch, "P": context, "P + 1": context + 1})
+        found.append(replace(one, id=f"step@{context}", module=own, repeated=False))
+    return found
+
+
 def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[SymbolicSize]) -> tuple[str, ...]:
     """Return margins, as text, of the condition that the prompt reaches the window or not; empty without a mask."""
     masks = {size.argument[0] for size in sizes} & {*_MASKS}
@@ -284,12 +301,6 @@ def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
         return max(usual, window + usual)
     # Below a short window, and different from the batch, with which torch.export would merge it.
     return usual if not window or usual < window - 1 else next(n for n in (window - 2, window - 3) if n != _BATCH)
-
-
-def prefill_of(model: nn.Module, workload: Workload, decoder: Decoder) -> ExportJob:
-    """Return the export job of the workload's prefill at concrete sizes."""
-    job = prefill_job(model, workload, decoder, workload.batch, workload.text_tokens)
-    return replace(job, sizes=[], conventions=_stands_for(workload))
 
 
 def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> ExportJob:

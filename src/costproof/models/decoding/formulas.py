@@ -222,7 +222,6 @@ def decoder_stack(
     width = sym("text_hidden")
     inner = shards.of_part(sym("text_intermediate"), "mlp")
     mlp = Mlp(width, inner, config.activation, gated=True, bias=style.mlp_bias)
-    mixtures = _mixtures(config, workload, style, shards)
 
     def attention(call: StackCall, window: int) -> AttentionBlock | PackedBlock | LatentBlock | PackedLatentBlock:
         if is_packed(workload, call):
@@ -232,6 +231,7 @@ def decoder_stack(
         return _split_latent(style.latent(workload, call), shards)
 
     def stack(call: StackCall) -> DecoderStack:
+        mixtures = _mixtures(config, workload, style, shards, step=call.past == CONTEXT)
         equal: dict[tuple[int, int], TransformerLayer] = {}  # by identity: a comparison would become a path condition
         layers = []
         windows = windows_of(config)
@@ -303,9 +303,12 @@ def _split_latent(block: LatentBlock, shards: Shards) -> LatentBlock:
 
 
 def _mixtures(
-    config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards
+    config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards, *, step: bool
 ) -> dict[int, ExpertMixture]:
     """Return the mixture of experts of each layer that has one, by layer index; equal ones are one object.
+
+    Args:
+        step: whether the call is a decode step.
 
     Branches: ranks that share experts hold a part of them, and those with batches of their own gather the tokens.
     """
@@ -326,8 +329,11 @@ def _mixtures(
         batched=workload.experts == "batched_mm",
     )
     layers = [i for i, routed in enumerate(config.routed()) if routed]
-    routed = replace(mixture, slices=shards.slices)
-    made = {pair: replace(routed, exchanged=shards.exchanged(i)) for i, pair in enumerate(shards.pairs)}
+    routed = replace(mixture, slices=shards.slices, sliced=shards.sliced)
+    made = {
+        pair: replace(routed, exchanged=shards.exchanged(i, step=step), touched=shards.touched(i, step=step))
+        for i, pair in enumerate(shards.pairs)
+    }
     return {layer: made[shards.pairs[i]] if made else mixture for i, layer in enumerate(layers)}
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from costproof.ledger.workload import BatchRow, Workload
 from costproof.models.decoding.decoder import PACKED, ROW_ATTENTION, Decoder, Masks, Past, text_config
+from costproof.patches.exchanges import STEP
 
 CacheTensors = list[tuple[torch.Tensor, ...]]
 
@@ -56,9 +57,10 @@ class PrefillModule(nn.Module):
 class StepModule(nn.Module):
     """Runs one decode step on a cache with the given keys and values."""
 
-    def __init__(self, part: nn.Module, decoder: Decoder) -> None:
+    def __init__(self, part: nn.Module, decoder: Decoder, step: int = 0) -> None:
+        """Take the part that runs, and the index of the step, of those that exchange unequal numbers of pairs."""
         super().__init__()
-        self.part, self.decoder = part, decoder
+        self.part, self.decoder, self.step = part, decoder, step
 
     def forward(
         self,
@@ -71,13 +73,17 @@ class StepModule(nn.Module):
         window_mask: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheTensors]:
-        cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
-        masks = self.decoder.mask((mask, window_mask))
-        result = self.part(
-            input_ids=ids, inputs_embeds=embeds, attention_mask=masks, past_key_values=cache, use_cache=True,
-            **_placed(positions),
-        )  # fmt: skip
-        return result.logits, self.decoder.cache_tensors(cache)
+        before = STEP.set(self.step)
+        try:
+            cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
+            masks = self.decoder.mask((mask, window_mask))
+            result = self.part(
+                input_ids=ids, inputs_embeds=embeds, attention_mask=masks, past_key_values=cache, use_cache=True,
+                **_placed(positions),
+            )  # fmt: skip
+            return result.logits, self.decoder.cache_tensors(cache)
+        finally:
+            STEP.reset(before)
 
 
 def _placed(positions: torch.Tensor | None) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
@@ -462,10 +462,12 @@ def mesh_problems(
     if mesh.batches > 1 and plan.joint:
         what, expected = "this plan adds routed and shared experts before a sum that ranks of one batch have", OWN
         found.append(BadInput(what, where=f"--{PLAN}, --ep", expected=f"{expected}, or ep {mesh.tp}", got=plan.name))
-    if mesh.batches > 1 and max(mesh.pp, mesh.cp) > 1:
+    if mesh.batches > 1 and (mesh.cp > 1 or (mesh.pp > 1 and DISPATCH not in workload.inputs)):
         what = "experts of several batches are counted without stages and shared sequences"
-        found.append(BadInput(what, where="--ep", expected=f"ep {mesh.tp}, or --pp 1 and --cp 1", got=mesh.text))
-    found += _pair_problems(config, workload, joint=plan.joint)
+        others = "" if mesh.cp > 1 else ", or --dispatch all-to-all"
+        expected = f"ep {mesh.tp}, or --pp 1 and --cp 1{others}"
+        found.append(BadInput(what, where="--ep", expected=expected, got=mesh.text))
+    found += _pair_problems(config, workload, joint=plan.joint, more_steps=bool(more))
     if mesh.ep > 1:
         experts = getattr(config, "experts", 0)
         if not experts or experts % mesh.ep:
@@ -524,11 +526,14 @@ def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
         yield BadInput(what, where="--batch", expected=f"at least fsdp x dp = {parts}", got=workload.batch)
 
 
-def _pair_problems(config: SharedDecoder, workload: Workload, *, joint: bool = False) -> Iterator[BadInput]:
+def _pair_problems(
+    config: SharedDecoder, workload: Workload, *, joint: bool = False, more_steps: bool = True
+) -> Iterator[BadInput]:
     """Yield an error for each reason why a routing is not one of the run, or cannot be counted.
 
     Args:
         joint: whether ranks add routed and shared experts before a single sum over ranks.
+        more_steps: whether steps with unequal numbers of pairs are counted.
     """
     mesh, inputs = workload.mesh, workload.inputs
     text, exchanged = str(inputs.get(PAIRS, "")), DISPATCH in inputs
@@ -567,7 +572,11 @@ def _pair_problems(config: SharedDecoder, workload: Workload, *, joint: bool = F
     except BadInput as error:
         yield error
         return
-    for stage, layer in {(of, pairs) for of, layers_of in every.items() for pairs in layers_of}:
+    if not more_steps and len({*every.get(_STEPS, ())}) > 1:
+        what = "steps of one graph must send equally many pairs from each rank to each"
+        yield BadInput(what, where=f"--{PAIRS}", expected=f"the numbers of $.{_STEPS}[0] in each step, or 1 new token",
+                       fix=f"leave out --{DISPATCH}: the table of its forms has any routing")  # fmt: skip
+    for stage, layer in {(of, pairs) for of, calls in every.items() for call in calls for pairs in call}:
         each = [tokens * top_k for tokens in routed_call(workload, stage).sends(mesh)]
         if [sum(row) for row in layer] != each or any(len(row) != mesh.ep for row in layer):
             sums = (
@@ -575,7 +584,7 @@ def _pair_problems(config: SharedDecoder, workload: Workload, *, joint: bool = F
                 if len({*each}) == 1
                 else f"with the sums {', '.join(map(str, each[:8]))}"
             )
-            expected = f"{mesh.world} rows of {mesh.ep} numbers, {sums}: tokens that a rank sends x top-k"
+            expected = f"{len(each)} rows of {mesh.ep} numbers, {sums}: tokens that a rank sends x top-k"
             what = "these are not the numbers of pairs of the ranks"
             yield BadInput(what, where=f"--{PAIRS}", expected=expected, got=text[:80])
         elif not all(sum(column) for column in _columns(layer, mesh)):
@@ -599,9 +608,9 @@ def _exchange_problems(workload: Workload, *, table: bool, joint: bool) -> Itera
     if mesh.ep == 1:
         what = "one rank has all experts, so that no pairs are sent"
         yield BadInput(what, where=where, expected="--ep above 1", got=mesh.text or "one device", fix=fix)
-    if max(mesh.pp, mesh.cp, mesh.fsdp) > 1:
-        what = "pairs are sent only by ranks with all layers, whole sequences and whole parameters"
-        yield BadInput(what, where=where, expected="--pp 1, --cp 1, --fsdp 1", got=mesh.text, fix=fix)
+    if mesh.cp > 1:
+        what = "transformers, whose AllToAllEP sends these pairs, has no ranks that share sequences"
+        yield BadInput(what, where=where, expected="--cp 1", got=mesh.text, fix=fix)
     if joint:
         what = "this plan adds routed and shared experts in one sum over ranks, and sent pairs return without a sum"
         yield BadInput(what, where=f"{where}, --{PLAN}", expected=OWN, fix=fix)
@@ -612,12 +621,6 @@ def _exchange_problems(workload: Workload, *, table: bool, joint: bool) -> Itera
     if workload.new_tokens and workload.text_tokens == 1:
         what = "a graph tells a prompt from a step by its number of tokens"
         yield BadInput(what, where="--text-tokens", expected="2 or more, or --new-tokens 0", got=1, fix=fix)
-    stages = (PROMPT, *((_STEPS,) if workload.new_tokens else ()))
-    counts = {n for stage in stages for n in routed_call(workload, stage).batches if n % mesh.tp}
-    if counts:
-        what = "ranks along tp send equal slices of their tokens; transformers pads uneven ones, which is not counted"
-        yield BadInput(what, where=f"{where}, --tp", expected=f"tokens of each call in multiples of {mesh.tp}",
-                       got=str(min(counts)), fix=fix)  # fmt: skip
 
 
 def _check_stages(workload: Workload, sizes: RoutedLayers, routing: str) -> None:
@@ -629,12 +632,12 @@ def _check_stages(workload: Workload, sizes: RoutedLayers, routing: str) -> None
     every = [call for stage in (PROMPT, _STEPS) if (call := routed_call(workload, stage)).calls]
     check_stages(routing_data(routing), [call.stage for call in every], routing.partition(" sha256:")[0])
     for call in every:
-        copies_by_call(routing, call, sizes, workload.mesh, "expert")
+        copies_by_call(routing, call, sizes, replace(workload.mesh, pp=1), "expert")
 
 
 def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[int, ...]]:
     """Yield, for each rank, the pairs that each rank of its group sends to it."""
-    for rank in range(mesh.world):
+    for rank in range(len(pairs)):
         yield tuple(pairs[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
 
 

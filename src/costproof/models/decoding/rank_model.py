@@ -49,8 +49,9 @@ class Share:
     size: int = 0
     batches: int = 1
     """Number of ranks with tokens of their own among the ranks that share experts."""
-    splits: Mapping[int, Splits] | None = None
-    """Numbers of pairs that ranks exchange in a call, by its tokens; ``None`` if they gather tokens instead."""
+    splits: Mapping[int, Sequence[Splits]] | None = None
+    """Numbers of pairs that ranks exchange in calls, by their tokens, once if all calls have the same; ``None`` if they
+    gather tokens instead."""
     sequences: tuple[int, ...] = ()
     """Number of sequences of each rank that gathers tokens; empty if all ranks have equally many."""
     multiple: int = 1
@@ -94,7 +95,7 @@ def shard(
     rank: int,
     *,
     batches: int = 1,
-    splits: Sequence[Mapping[int, Splits]] = (),
+    splits: Sequence[Mapping[int, Sequence[Splits]]] = (),
     sequences: tuple[int, ...] = (),
     multiple: int = 1,
     sequence: bool = False,
@@ -380,8 +381,11 @@ def _exchanged(
     ops, alike = torch.ops._c10d_functional, share.ranks // share.batches
     (to, of), dtype = splits_in(share.splits, value), value.dtype
     group = f"{BATCHES if alike == 1 else 'ep'}:{share.ranks}@{share.rank}"
+    tokens = value.shape[0]
+    chunk = -(-tokens // alike)
     if alike > 1:
-        value, chosen, weights = (x.chunk(alike)[share.rank % alike].clone() for x in (value, chosen, weights))
+        first = min(share.rank % alike * chunk, tokens)
+        value, chosen, weights = (x[first : first + chunk].clone() for x in (value, chosen, weights))
     even = [module.num_experts] * share.ranks
     order = chosen.flatten().argsort()
     every = torch.arange(sum(even), device=value.device)
@@ -394,9 +398,12 @@ def _exchanged(
     back = ops.wait_tensor(ops.all_to_all_single(result, to, of, group))
     placed = torch.empty_like(back)
     placed[order] = back
-    sums: torch.Tensor = (placed.view(*weights.shape, -1) * weights[..., None]).sum(1)
+    sums: torch.Tensor = (placed.view(*weights.shape, placed.shape[-1]) * weights[..., None]).sum(1)
     if alike > 1:
+        if missing := chunk - sums.shape[0]:
+            sums = torch.nn.functional.pad(sums, (0, 0, 0, missing))
         sums = ops.wait_tensor(ops.all_gather_into_tensor(sums, alike, f"{GROUP}:{alike}"))
+        sums = sums[:tokens] if chunk * alike != tokens else sums
     return sums.to(dtype)
 
 

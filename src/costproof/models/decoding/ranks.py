@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.estimate.routing import Splits, routed_call, splits_of
+from costproof.estimate.routing import Splits, routed_call, splits_of, steps_differ
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, PLAN, Mesh
 from costproof.ledger.progress import Progress
@@ -20,7 +22,7 @@ from costproof.models.decoding.rank_model import TABLES, expert_paths, shard
 from costproof.models.native import N, Native
 from costproof.models.specs import Built, Run
 from costproof.models.target import WithWholePrompt
-from costproof.patches.exchanges import SharedSequence
+from costproof.patches.exchanges import STEP, SharedSequence
 from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, plans_of
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
     return model
 
 
-def _splits(model: Any, workload: Workload) -> tuple[dict[int, Splits], ...]:
+def _splits(model: Any, workload: Workload) -> tuple[dict[int, list[Splits]], ...]:
     """Return, for each layer with experts, how many (token, expert) pairs the counted rank exchanges with others.
 
     By the number of tokens in a call: a prompt has others than a step. Empty if ranks gather tokens instead. The number
@@ -103,12 +105,14 @@ def _splits(model: Any, workload: Workload) -> tuple[dict[int, Splits], ...]:
         return ()
     layers = [model.get_submodule(path) for path in expert_paths(model)]
     top_k = text_config(model).num_experts_per_tok
-    found: list[dict[int, Splits]] = [{} for _ in layers]
+    found: list[dict[int, list[Splits]]] = [{} for _ in layers]
     for stage in STAGES[: 2 if workload.new_tokens else 1] if layers else ():  # layers may all be dense
-        tokens = routed_call(workload, stage).batches[workload.rank]
+        every = routed_call(workload, stage).batches
+        tokens = every[workload.rank % len(every)]
         sizes = len(layers), int(layers[0].num_experts), int(top_k)
-        for of_layer, splits in zip(found, splits_of(workload, *sizes, stage), strict=True):
-            of_layer[tokens] = splits
+        calls = splits_of(workload, *sizes, stage)
+        for i, of_layer in enumerate(found):
+            of_layer[tokens] = [call[i] for call in (calls if steps_differ(workload, *sizes) else calls[:1])]
     return tuple(found)
 
 
@@ -176,9 +180,11 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
         _pad_vocabulary(model, plans[0], engine.padding(mesh.tp))
     found: Distributed | FullySharded
     if mesh.fsdp > 1:
-        found = parts(tensor=mesh.tp, plans=plans)
+        found = parts(tensor=mesh.tp, plans=plans, splits=splits)
     else:
-        place = at.ep if mesh.batches > 1 else (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
+        place = (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
+        if mesh.batches > 1:
+            place = at.pp * mesh.ep + at.ep
         found = Distributed(
             model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence, workload.gathered_batches
         )
@@ -229,7 +235,25 @@ def distributed(built: Built, workload: Workload) -> Built:
 def as_rank(runs: tuple[Run, ...], model: nn.Module) -> tuple[Run, ...]:
     """Return the runs with the context of the rank to which :func:`distributed` gave the model."""
     rank: Distributed | FullySharded | None = vars(model).get(_RANK)
-    return runs if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in runs)
+    if rank is None:
+        return runs
+    first = min((r.context for r in runs if r.context is not None), default=0)
+
+    def around(context: int | None) -> Callable[[], AbstractContextManager[None]]:
+        return partial(_in_step, rank.running, 0 if context is None else context - first)
+
+    return tuple(replace(r, around=around(r.context), dispatched=True) for r in runs)
+
+
+@contextmanager
+def _in_step(running: Callable[[], AbstractContextManager[None]], step: int) -> Iterator[None]:
+    """Run a model as one rank, and in one of several decode steps, while the block runs."""
+    with running():
+        before = STEP.set(step)
+        try:
+            yield
+        finally:
+            STEP.reset(before)
 
 
 def _engine(workload: Workload) -> LayoutPlan | None:

@@ -69,6 +69,7 @@ def shape_runs(
     name: str = "prompt",
     *,
     grows: bool = True,
+    every: bool = False,
 ) -> tuple[Run, ...]:
     """Return the runs of the prefill and of the first, middle and last decode step, on the meta device.
 
@@ -76,10 +77,11 @@ def shape_runs(
         prompt: keyword arguments of the prefill.
         name: name of the run of the prefill.
         grows: whether the cache keeps the tokens of steps; if not, each has that of the first.
+        every: whether all decode steps run.
     """
     found = [Run(name, model, prompt, decoder.places[0], cache_before=_cached(prompt, decoder))]
     length = workload.past + prompt["input_ids"].shape[1]
-    for context in contexts(workload, length):
+    for context in contexts(workload, length, every=every):
         kwargs = step_inputs(model, workload, decoder, context if grows else length)
         found.append(Run(f"step@{context}", model, kwargs, decoder.places[1], context, _cached(kwargs, decoder)))
     return _of_decoder(found, decoder)

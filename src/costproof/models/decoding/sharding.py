@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, Literal, Self, cast
 
 import sympy
 
-from costproof.algebra.series import CONTEXT
+from costproof.algebra.series import CONTEXT, OF_EACH
 from costproof.algebra.symbols import sym
 from costproof.analytic.costs import IN_DTYPE_OF_RUN, CacheShares
-from costproof.estimate.routing import PROMPT, RoutedLayers, pairs_sent, splits_of
+from costproof.estimate.routing import PROMPT, RoutedLayers, pairs_sent, routed_call, splits_of, steps_differ
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, EP_BATCHES, FSDP_CP, PLAN, Mesh, shard, stage_layers
 from costproof.ledger.workload import Workload
@@ -163,10 +163,29 @@ def mesh_symbols(config: SharedDecoder, workload: Workload, plan: ShardPlan, sta
     if batches := workload.gathered_batches:
         at = mesh.group(EP_BATCHES, workload.rank).index(workload.rank)
         found |= {"ep_sequences": sum(batches), "ep_next": batches[(at + 1) % len(batches)]}
-    own, splits = mesh.coordinates(workload.rank).ep, splits_of(workload, *_routed_sizes(config), stage)
-    for (sends, gets), (sent, got) in zip(_pair_names(config, workload), splits, strict=True):
-        found |= {sends: sum(sent) - sent[own], gets: sum(got) - got[own]}
+    calls = splits_of(workload, *_routed_sizes(config), stage)
+    differ = stage == STAGES[1] and steps_differ(workload, *_routed_sizes(config))
+    own, held = mesh.coordinates(workload.rank).ep, _routed_sizes(config)[1] // mesh.ep
+    for i, (sends, gets) in enumerate(_pair_names(config, workload)):
+        layers = [call[i] for call in (calls if differ else calls[:1])]
+        found[sends] = sum(sum(sent) - sent[own] for sent, _ in layers)
+        found[gets] = sum(sum(got) - got[own] for _, got in layers)
+        if differ:
+            found[reads_of(sends)] = sum(min(held, sum(got)) for _, got in layers)
+    if _pads_slices(workload):
+        every = routed_call(workload, stage).batches
+        tokens = every[workload.rank % len(every)]
+        first, behind = shard(tokens, mesh.tp, mesh.coordinates(workload.rank).tp)
+        found["slice_tokens"] = behind - first
     return found
+
+
+def _pads_slices(workload: Workload) -> bool:
+    """Return whether ranks along ``tp`` send unequal slices of their tokens, in any call of any rank."""
+    if DISPATCH not in workload.inputs:
+        return False
+    stages = STAGES[: 2 if workload.new_tokens else 1]
+    return any(n % workload.mesh.tp for stage in stages for n in routed_call(workload, stage).batches)
 
 
 def _pair_names(config: SharedDecoder, workload: Workload) -> tuple[tuple[str, str], ...]:
@@ -177,9 +196,15 @@ def _pair_names(config: SharedDecoder, workload: Workload) -> tuple[tuple[str, s
     if DISPATCH not in workload.inputs:
         return ()
     stages = (PROMPT, *((STAGES[1],) if workload.new_tokens else ()))
-    every = [*zip(*(pairs_sent(workload, *_routed_sizes(config), stage) for stage in stages), strict=True)]
+    calls = [call for stage in stages for call in pairs_sent(workload, *_routed_sizes(config), stage)]
+    every = [*zip(*calls, strict=True)]
     ends = ("",) * len(every) if len({*every}) == 1 else tuple(f"_{i}" for i in range(len(every)))
     return tuple((f"text_pairs_sent{end}", f"text_pairs_got{end}") for end in ends)
+
+
+def reads_of(pairs: str) -> str:
+    """Return the symbol of the experts that steps read in a layer, by that of the pairs that it sends."""
+    return pairs.replace("text_pairs_sent", "text_experts_read")
 
 
 def _routed_sizes(config: SharedDecoder) -> tuple[int, int, int]:
@@ -204,6 +229,10 @@ class Shards:
     """Whether the router returns expert weights in float32 rather than in the dtype of the run."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Symbols of the (token, expert) pairs that the rank sends and gets, by layer with experts; empty if it gathers."""
+    pads_slices: bool = False
+    """Whether ranks along ``tp`` send unequal slices of their tokens, and pad the results of shorter ones."""
+    steps_differ: bool = False
+    """Whether decode steps send unequal numbers of pairs; then those of steps are of all of them together."""
     routed: RoutedLayers | None = None
     """Layers with routed experts, if ranks divide the experts; otherwise ``None``."""
     vocab: int = 0
@@ -243,6 +272,8 @@ class Shards:
     """Whether logits pass a soft cap."""
     mixtures: int = 0
     """Number of the model's layers with routed experts."""
+    own_mixtures: range = range(0)
+    """Indices of those in the rank's pipeline stage."""
     biased_experts: bool = False
     """Whether experts have biases, see :class:`~costproof.analytic.experts.ClampedExperts`."""
     gathered_weights: bool = False
@@ -264,8 +295,12 @@ class Shards:
         return cls(
             plan, mesh, config.kv_heads, latent, config.hidden, tuple(wide), vocab=config.vocab,
             wide_weights=style is None or style.routing is None or not style.routing.narrow,
-            pairs=_pair_names(config, workload), routed=_mixtures(config, style) if mesh.ep > 1 else None,
-            stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
+            pairs=_pair_names(config, workload), pads_slices=_pads_slices(workload),
+            steps_differ=steps_differ(workload, *_routed_sizes(config)),
+            routed=_mixtures(config, style) if mesh.ep > 1 else None,
+            stage=(stage := mesh.coordinates(workload.rank).pp),
+            layers=(layers := stage_layers(config.layers, mesh.pp, stage)),
+            own_mixtures=range(*(sum(routed_layers(config)[:i]) for i in (layers.start, layers.stop))),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
             keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
@@ -283,17 +318,34 @@ class Shards:
         """Return whether ranks send (token, expert) pairs to the expert's rank; otherwise they gather all tokens."""
         return bool(self.pairs)
 
-    def exchanged(self, layer: int) -> tuple[Size, Size] | None:
-        """Return the pairs that the rank sends and gets in a layer, by its index among those with experts."""
+    def exchanged(self, layer: int, *, step: bool) -> tuple[Size, Size] | None:
+        """Return the pairs that the rank sends and gets in a call of a layer.
+
+        Args:
+            layer: index among those with experts.
+            step: whether the call is a decode step, of unequal ones an equal part of what all have.
+        """
         if not self.pairs:
             return None
+        each = OF_EACH if step and self.steps_differ else 1
         sent, got = self.pairs[layer]
-        return sym(sent), sym(got)
+        return sym(sent) * each, sym(got) * each
+
+    def touched(self, layer: int, *, step: bool) -> Size | None:
+        """Return the experts that a call of a layer reads, if it is one of unequal steps; otherwise ``None``."""
+        if not step or not self.steps_differ:
+            return None
+        return sym(reads_of(self.pairs[layer][0])) * OF_EACH
 
     @property
     def slices(self) -> Size:
         """Return into how many slices the ranks along ``tp`` divide their tokens to send them; 1 if each has all."""
         return sym("tp") if self.exchanges and self.mesh.tp > 1 else 1
+
+    @property
+    def sliced(self) -> Size | None:
+        """Return the tokens of which the rank sends the pairs; ``None`` if all slices are equal."""
+        return sym("slice_tokens") if self.pads_slices else None
 
     @property
     def gathers(self) -> bool:
@@ -495,7 +547,7 @@ class Shards:
         reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
         latent = self.latent and "attention" in split and self.plan.name == OWN
         done: dict[tuple[str, int], tuple[ModulePart, ModulePart]] = {}
-        mixtures = -1
+        mixtures = self.own_mixtures.start - 1
         for part in parts:
             mixtures += part.role == "text.layer.experts"
             key = part.role, id(part.layers)
@@ -581,9 +633,9 @@ class Shards:
         width, b = sym("text_hidden"), call.item_bytes
         item = getattr(experts, "weight_item", b)
         yield MaskedRows(experts.rows, width, experts.intermediate, b, item, experts.batched)
-        if (pairs := self.exchanged(layer)) is not None:
+        if (pairs := self.exchanged(layer, step=call.past == CONTEXT)) is not None:
             sizes = call.rows, width, sym("text_topk"), sym("ep"), sym("text_experts")
-            yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b, self.slices)
+            yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b, self.slices, self.sliced)
         elif self.gathers:
             following = call.rows * (sym("ep_next") / sym("B") if self.uneven else 1)
             yield GatheredTokens(call.rows, call.rows * self.batches, following, width, experts.top_k, b, item)

@@ -405,8 +405,6 @@ class CausalTarget(NativeOnRanks[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        if DISPATCH in workload.inputs and not workload.new_tokens:  # of one prompt, whose sizes they decide
-            return (exports.prefill_of(model, workload.own, self.decoder),)
         heads_apart = by_heads(self.config, workload)
         jobs = exports.export_jobs(model, _own(workload, whole=heads_apart), self.decoder_of_rank(workload))
         if workload.mesh.coordinates(workload.rank).pp > 0:
@@ -421,8 +419,14 @@ class CausalTarget(NativeOnRanks[C]):
                 shared["S"] = workload.own_tokens
         if workload.gathered_batches or DISPATCH in workload.inputs:  # whose ratio to the own batch is a number
             shared |= {"B": workload.own_batch, "S": workload.text_tokens}
+        if self._steps_differ(workload):
+            jobs[-1:] = exports.in_steps(jobs[-1], workload)
         of_one = workload.mesh.tp == workload.mesh.cp == 1
         return tuple(jobs) if of_one and not shared else exports.of_rank(jobs, workload, shared)
+
+    def _steps_differ(self, workload: Workload) -> bool:
+        """Return whether decode steps exchange unequal numbers of pairs, so that none stands for all."""
+        return DISPATCH in workload.inputs and self.shares(workload).steps_differ
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps in isolation."""
@@ -439,7 +443,10 @@ class CausalTarget(NativeOnRanks[C]):
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
             given = runs.behind_past(model, workload, decoder, prompt)
-            found = runs.shape_runs(model, workload, decoder, given, grows=heads_apart or whole.keeps_new_tokens)
+            found = runs.shape_runs(
+                model, workload, decoder, given, grows=heads_apart or whole.keeps_new_tokens,
+                every=self._steps_differ(whole),
+            )  # fmt: skip
             if heads_apart:
                 ids = given["input_ids"][:, : whole.own_tokens]
                 found = (replace(found[0], kwargs={**found[0].kwargs, "input_ids": ids}), *found[1:])

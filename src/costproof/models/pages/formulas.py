@@ -398,7 +398,9 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
     shards = None if rank is None else rank.shards
     if shards is not None:
         for i, pair in enumerate(shards.pairs):
-            routed = replace(mixture, exchanged=shards.exchanged(i), slices=shards.slices)
+            routed = replace(
+                mixture, exchanged=shards.exchanged(i, step=False), slices=shards.slices, sliced=shards.sliced
+            )
             made[pair] = TransformerLayer(hidden, block, routed)
     first, other = TransformerLayer(hidden, block, dense), TransformerLayer(hidden, block, mixture)
     others = [made[pair] for pair in shards.pairs] if made and shards else [other] * structure.text_layers
