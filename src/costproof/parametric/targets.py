@@ -506,19 +506,19 @@ def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, no
     mine = {
         c.stage: [[layer[run.rank] for layer in call] for call in expert_loads(routing, c, layers, mesh)] for c in calls
     }
-    experts = touched_of_rank(ledger, values, layers, mine)
+    item, group = FLOAT_BYTES[run.dtype], mesh.group("ep", run.rank)
+    tokens = {call.stage: sum(call.sends(mesh)[rank] for rank in group) for call in calls}
+    experts = touched_of_rank(ledger, values, layers, mine, tokens)
     shares, loads = dict[str, Fraction](), []
     sent: dict[str, dict[str, int]] = {}
-    item, group = FLOAT_BYTES[run.dtype], mesh.group("ep", run.rank)
     for d in dispatch_rows(layers, mesh, run.rank, calls, item, routing, node) if mesh.batches > 1 else ():
         if d.routing == "given":
             sent.setdefault(d.stage, {})[d.form] = d.sent_bytes
     for call in calls:
         every = [load for of_call in mine[call.stage] for load in of_call]
         pairs, own = sum(load.pairs for load in every), [t for t in experts if t.stage == call.stage]
-        tokens = sum(call.sends(mesh)[rank] for rank in group)
         if DISPATCH not in run.inputs:
-            shares[call.stage] = Fraction(pairs, layers.layers * call.calls * tokens * layers.top_k)
+            shares[call.stage] = Fraction(pairs, layers.layers * call.calls * tokens[call.stage] * layers.top_k)
         touched = Fraction(sum(load.touched for load in every), len(every))
         read, work = sum(t.bytes for t in own), 6 * layers.hidden * layers.inner * pairs
         loads.append(RoutedRank(call.stage, run.rank, pairs, str(touched), read, work, sent.get(call.stage, {})))
