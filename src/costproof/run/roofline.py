@@ -117,8 +117,8 @@ def roofline(
         math: the dtype whose peak bounds most products (default: the dtype that they are multiplied in).
         source: whose counts to use (default: the first of ``analytic``, ``static``, ``dynamic`` that has them).
         routing: how many routed experts a call reads: ``"bound"``, min(E, T k); ``"uniform"``, the mean of uniform
-            routing; or a JSON file with the choice of every token, as :func:`~costproof.estimate.routing.given_experts`
-            reads it.
+            routing, on ranks that share the experts also of their rows; or a JSON file with the choice of every
+            token, as :func:`~costproof.estimate.routing.given_experts` reads it.
         microbatches: how many of the workload's batches pass the stages of a pipeline one after another.
         schedule: their order: ``gpipe``, ``1f1b`` (default), or ``interleaved:V`` with V parts of the model a stage.
         rules: Python files with operator rules, which are executed, if a graph is counted.
