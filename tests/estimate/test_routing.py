@@ -201,7 +201,7 @@ def test_uniform_routing_of_ranks_is_the_mean_of_all_routings(mesh: str, tmp_pat
     config = {"model_type": "mixtral", **SIZES, "num_hidden_layers": 1, "num_local_experts": 4}
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_experts_per_tok": 1}), encoding="utf-8")
     run = f"mixtral@chat,text_tokens=1,new_tokens=0,dtype=float32,batch=2,{mesh}"
-    given = {"on": "h100-sxm", "math": "tf32", "config": tmp_path / "config.json"}
+    given: dict[str, Any] = {"on": "h100-sxm", "math": "tf32", "config": tmp_path / "config.json"}
     uniform = api.roofline(run, **given, routing="uniform")
     assert {(e.experts, e.top_k, e.tokens, e.touched) for e in uniform.experts} == {(2, 1, 2, "2*(1 - (3/4)**2)")}
     moved, flops, roofs, read, slowest = Fraction(0), Fraction(0), [Fraction(0)] * 2, Fraction(0), Fraction(0)
