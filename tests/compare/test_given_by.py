@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from datetime import date
+from typing import Any
 
 import pytest
 
+import costproof
 from costproof.compare.compare import compare
 from costproof.compare.diff.diff import diff
 from costproof.compare.findings import Discrepancy, GivenBy
@@ -15,12 +18,17 @@ from costproof.compare.gate.policy import policy_from_text
 from costproof.compare.verdict import exit_code, verdict_sentence
 from costproof.ledger.baseline import fold_capture
 from costproof.ledger.capture import Capture
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import Metric
+from costproof.models.specs import ExportJob
 from costproof.reports.gate import gate_github, gate_sentence
 from costproof.reports.outputs import variants
+from costproof.tracers.cache import cached_export
+from costproof.tracers.exported import Exported
 from costproof.views.results import open_findings
 from tests.support import builders as b
 
+static_module: Any = importlib.import_module("costproof.tracers.static")
 diff_md = variants("diff")["md"].text
 
 EVERY = dict.fromkeys(("analytic", "static", "dynamic"), b.METRICS)
@@ -78,6 +86,46 @@ def test_a_stage_that_a_source_does_not_count_is_named() -> None:
     assert "not counted" not in verdict_sentence(d)
     both = replace(d, findings=(*d.findings, *steps))
     assert verdict_sentence(both).endswith(" (decode not counted by static).")
+
+
+def test_a_stage_on_which_a_source_failed_makes_the_capture_incomplete() -> None:
+    """The reason says that the source tried; that a stage cannot be exported by design, and a note on another, do not.
+
+    The other sources agree on all of it, as before.
+    """
+    whole, late = b.capture(), "late is not covered: "
+    stages = replace(whole, target=replace(whole.target, stages=(*whole.target.stages, "late")))
+    twice = [
+        x if x.source == "static"
+        else replace(x, stages=(*x.stages, "late"), nodes=(*x.nodes, *(replace(n, stage="late") for n in x.nodes)))
+        for x in whole.ledgers
+    ]  # fmt: skip
+    both = replace(stages, ledgers=(*twice,))
+    for note, code in (
+        ("", 0), (f"{late}the experts run in a loop", 0), (f"{late}failed: torch.export cannot export it", 3),
+        ("forward is not covered: failed: of another run", 0),
+    ):  # fmt: skip
+        noted = [replace(x, notes=(*x.notes, note)) if x.source == "static" else x for x in both.ledgers]
+        d = compare(found := replace(both, ledgers=(*noted,)))
+        reasons = (f"static: {note}",) if code else ()
+        assert (exit_code(d), found.failed, d.incomplete) == (code, reasons, reasons), note
+    assert verdict_sentence(compare(both)).endswith("late not counted by static).")
+
+
+def test_a_graph_that_cannot_be_made_makes_a_report_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formulas and run agree on the steps, and the graph of the steps was asked for."""
+
+    def export(job: ExportJob) -> Exported:
+        if "decode" in job.stages:
+            raise Incomplete("torch.export cannot export a part of the model", where="decode", got="planted")
+        return cached_export(job)
+
+    monkeypatch.setattr(static_module, "cached_export", export)
+    found = costproof.report("llama-3.2-1b", layers=1, text_tokens=4, new_tokens=2)
+    reason = "static: decode is not covered: failed: torch.export cannot export a part of the model"
+    assert (found.verdict, found.exit_code) == ("incomplete", 3)
+    assert [why.startswith(reason) for why in found.capture.failed] == [True]
+    assert found.sentence.startswith(f"Incomplete: {reason}")
 
 
 @pytest.mark.parametrize("source", EVERY)

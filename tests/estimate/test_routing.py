@@ -176,10 +176,131 @@ def test_the_outputs_say_which_routing(tmp_path: Path) -> None:
         assert (done.code, line in done.stdout) == (0, True), done.stdout
 
 
-def test_a_device_with_some_of_the_experts_is_refused() -> None:
-    # Of 8 experts, 2 a token, a rank of 4 has 2: a token touches 1/2 of them on average, and never both for sure.
-    with pytest.raises(BadInput, match="uniform routing applies only to devices that hold all experts"):
-        api.roofline("mixtral-8x7b,layers=1,tp=4,ep=4", on="h100-sxm", routing="uniform")
+@pytest.mark.parametrize(("top_k", "tokens"), [(1, 2), (1, 3), (2, 2), (2, 3)])
+def test_the_closed_form_of_a_rank_is_the_mean_of_all_routings(top_k: int, tokens: int) -> None:
+    """Four experts on two ranks: experts touched and rows of each rank, and the longest of any convex times."""
+    touched, rows, longest = [Fraction(0)] * 2, [Fraction(0)] * 2, Fraction(0)
+    every = list(product(combinations(range(4), top_k), repeat=tokens))
+    for routing in every:
+        chosen = [[e for choice in routing for e in choice if e // 2 == rank] for rank in range(2)]
+        touched = [t + Fraction(len({*mine}), len(every)) for t, mine in zip(touched, chosen, strict=True)]
+        rows = [r + Fraction(len(mine), len(every)) for r, mine in zip(rows, chosen, strict=True)]
+        longest += Fraction(max(max(5 * len({*mine}), 4 * len(mine)) for mine in chosen), len(every))
+    mean = uniform_experts(4, top_k, tokens, 2)
+    assert touched == [mean, mean]
+    assert rows == [Fraction(tokens * top_k, 2)] * 2
+    assert max(5 * mean, 4 * rows[0]) < longest
+
+
+@pytest.mark.parametrize("mesh", ["tp=2,ep=2", "dp=2,ep=2"])
+def test_uniform_routing_of_ranks_is_the_mean_of_all_routings(mesh: str, tmp_path: Path) -> None:
+    """Two tokens choose one of four experts each, on two ranks: 16 files of a routing, each counted exactly.
+
+    A rank touches 2 (1 - (3/4)^2) = 7/8 of its experts in the mean. Bytes are rounded up, and costs of rows down.
+    """
+    config = {"model_type": "mixtral", **SIZES, "num_hidden_layers": 1, "num_local_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_experts_per_tok": 1}), encoding="utf-8")
+    run = f"mixtral@chat,text_tokens=1,new_tokens=0,dtype=float32,batch=2,{mesh}"
+    given: dict[str, Any] = {"on": "h100-sxm", "math": "tf32", "config": tmp_path / "config.json"}
+    uniform = api.roofline(run, **given, routing="uniform")
+    assert {(e.experts, e.top_k, e.tokens, e.touched) for e in uniform.experts} == {(2, 1, 2, "2*(1 - (3/4)**2)")}
+    moved, flops, roofs, read, slowest = Fraction(0), Fraction(0), [Fraction(0)] * 2, Fraction(0), Fraction(0)
+    for i, choices in enumerate(product(range(4), repeat=2)):
+        file = tmp_path / f"{i}.json"
+        file.write_text(json.dumps({"prefill": [[[[e] for e in choices]]]}), encoding="utf-8")
+        found = api.roofline(run, **given, routing=file)
+        assert found.links is not None
+        moved += Fraction(found.run.modules.bytes or 0, 16)
+        flops += Fraction(found.run.modules.flops or 0, 16)
+        read += Fraction(sum(e.bytes for e in found.experts), 16)
+        times = {rank: Fraction(row.exposed_s or 0) for row in found.links.ranks for rank in row.ranks}
+        roofs = [whole + times[rank] / 16 for rank, whole in enumerate(roofs)]
+        slowest += max(times.values()) / 16
+    assert read == Fraction(7, 8) * EXPERT == uniform.experts[0].bytes
+    assert flops == uniform.run.modules.flops
+    assert uniform.run.modules.bytes == moved
+    assert uniform.links is not None
+    (row,) = uniform.links.ranks
+    assert (row.ranks, Fraction(row.exposed_s or 0) <= min(roofs), max(roofs) < slowest) == ((0, 1), True, True)
+
+
+def test_uniform_routing_of_experts_in_float8_on_eight_ranks() -> None:
+    """A rank of DeepSeek-V3 has 32 experts, of which a token leaves out each with probability 31/32.
+
+    An expert has three matrices of 7,168 x 2,048 bytes, with a scale of 4 bytes for 128 x 128. Of tp 8 a rank has an
+    eighth of each expert and reads 256 / 8 as many, the same bytes.
+    """
+    expert = 3 * (7168 * 2048 + 56 * 16 * 4)
+    run = "deepseek-v3@chat,text_tokens=4,new_tokens=1,batch=31,layers=4,decoding=absorbed,tp=8"
+    moved, whole = {}, {}
+    for ep in ("", ",ep=8"):
+        for routing in ("bound", "uniform"):
+            found = api.roofline(f"{run}{ep}", on="8xh200-sxm", routing=routing)
+            (decode,) = (stage for stage in found.stages if stage.id == "decode")
+            moved[ep, routing] = Fraction(decode.modules.memory_s or 0) * found.bandwidth
+            assert found.links is not None
+            assert [row.ranks for row in found.links.ranks] == [tuple(range(8))]
+        whole[ep] = [e.bytes for e in found.experts if e.stage == "decode"]
+    assert [(e.experts, e.touched) for e in found.experts if e.stage == "decode"] == [(32, "32*(1 - (31/32)**31)")]
+    mean = 32 * (1 - Fraction(31, 32) ** 31)
+    # The bound is 32 experts of a rank of ep 8, and eighths of 248 of tp 8.
+    for ep, most in (("", 31), (",ep=8", 32)):
+        assert 0 <= expert * (most - mean) - (moved[ep, "bound"] - moved[ep, "uniform"]) < 3
+    (of_tp,), (of_ep,) = whole[""], whole[",ep=8"]
+    assert abs(of_tp - of_ep) <= 1
+
+
+def test_ranks_of_groups_with_other_tokens_have_other_means() -> None:
+    """Of five sequences on four replicas ranks 0 and 1 share three, ranks 2 and 3 two; ranks hold four experts."""
+    found = {
+        rank: api.roofline(f"mixtral-8x7b@chat,layers=1,batch=5,dp=4,ep=2,rank={rank}", on="h100-sxm",
+                           routing="uniform")
+        for rank in (0, 3)
+    }  # fmt: skip
+    for rank, tokens in ((0, 3), (3, 2)):
+        texts = {e.touched for e in found[rank].experts if e.stage == "decode"}
+        assert texts == {f"4*(1 - (3/4)**{tokens})"}
+    assert found[0].links is not None
+    assert found[3].links is not None
+    assert found[0].links.ranks == found[3].links.ranks
+    assert [row.ranks for row in found[0].links.ranks] == [(0,), (1,), (2, 3)]
+
+
+def test_stages_of_a_pipeline_with_and_without_experts() -> None:
+    """Of five layers of DeepSeek-V3 the first three have none; two stages have two and three layers."""
+    run = "deepseek-v3@chat,layers=5,text_tokens=4,batch=4,tp=2,pp=2"
+    for mesh, held in (("", 256), (",ep=2", 128)):
+        for rank, layers in ((0, 0), (3, 2)):
+            found = api.roofline(f"{run}{mesh},rank={rank}", on="h200-sxm", routing="uniform")
+            assert [e.experts for e in found.experts if e.stage == "decode"] == [held] * layers
+            assert found.links is not None
+            assert sorted(row.ranks for row in found.links.ranks) == [(0, 1), (2, 3)]
+    with pytest.raises(BadInput, match="no routed experts"):
+        api.roofline("llama-3.1-8b@chat,layers=2,pp=2", on="h100-sxm", routing="uniform")
+
+
+def test_uniform_routing_of_a_run_with_given_pairs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "given.json").write_text(json.dumps({"prefill": [[[[0, 4], [1, 5]]]]}), encoding="utf-8")
+    run = "mixtral-8x7b@chat,layers=1,text_tokens=1,new_tokens=0,batch=2,dp=2,ep=2"
+    for pairs in ("dispatch=all-to-all,pairs=1,1;1,1", f"pairs={tmp_path / 'given.json'}"):
+        with pytest.raises(BadInput, match="--pairs gives this run another routing"):
+            api.roofline(f"{run},{pairs}", on="h100-sxm", routing="uniform")
+
+
+def test_the_outputs_say_that_times_of_ranks_are_means(tmp_path: Path) -> None:
+    for form, lines in (
+        ("text", (
+            "decode text.layer.experts, 1 layer: 4*(1 - (3/4)**2) of 4 experts of the rank, 2 for each of 2 tokens",
+            "At the roof: nothing is faster in the mean of uniform routing that runs module by module",
+            "All 2 ranks have these times in the mean; the slowest of them takes as long or longer.",
+            "uniform routing in the mean: of the T tokens of all batches of its ep group each rank has T k / ep rows",
+        )),
+        ("json", ('"touched": "4*(1 - (3/4)**2)"', "the slowest rank takes as long or longer")),
+        ("md", ("in the mean; the slowest of them takes as long or longer",)),
+    ):  # fmt: skip
+        run = ("roofline", "mixtral-8x7b@chat,layers=1,batch=2,dp=2,ep=2", "--on", "h100-sxm")
+        done = costproof(*run, "--routing", "uniform", "-f", form, cwd=tmp_path)
+        assert (done.code, [line for line in lines if line not in done.stdout]) == (0, []), done.stdout
 
 
 PROMPT: list[list[int]] = [[0, 1], [0, 2], [1, 0], [6, 7]]
@@ -224,6 +345,7 @@ def test_a_given_routing_on_ranks_with_some_of_the_experts(mesh: str, option: st
             assert (load.pairs, load.touched) == (32 * pairs, str(touched))
             assert (load.read_bytes, load.expert_flops) == (32 * touched * matrix * 2, 32 * pairs * 2 * matrix)
             assert load.sent.get("all-to-all", 0) == 32 * sent * 8192
+        assert {e.tokens for e in found.experts if e.stage == stage} == {4}
         counted = next(s for s in found.stages if s.id == stage).modules
         own = 32 * ranks[0][1] * matrix * 2
         assert (counted.bytes or 0) >= own

@@ -20,6 +20,15 @@ def test_a_preset_and_changes_of_it() -> None:
     assert made == Workload("custom", 512, 7, 3, attention="eager")
 
 
+def test_a_preset_that_ranks_share_keeps_its_name() -> None:
+    """What is run is that of the preset, however many devices run it; another batch on them is another run."""
+    for mesh in ({"tp": 2}, {"tp": 2, "rank": 1}, {"dp": 1}, {"tp": 2, "plan": "vllm"}, {"cp": 2, "cp_plan": "ring"}):
+        made = Llama().workload("document", **mesh)
+        assert (made.name, made.text_tokens) == ("document", 8192)
+    assert Llama().workload(tp=2).name == "chat"
+    assert Llama().workload(tp=2, dp=2, batch=2).name == "custom"
+
+
 def test_there_is_no_such_preset() -> None:
     with pytest.raises(BadInput, match="no such workload") as caught:
         Llama().workload("chap")

@@ -282,6 +282,8 @@ def test_every_mode_is_consistent(preset: str, batch: int, text: int) -> None:
         ("gundam", {}, "gundam"),
         ("gundam", {"grid": "3x2"}, "gundam:3x2"),
         ("gundam:3x2", {}, "gundam:3x2"),
+        ("gundam", {"grid": "3x2", "tp": 2}, "gundam:3x2"),
+        ("tiny", {"tp": 2, "ep": 2, "rank": 1}, "tiny"),
         ("gundam", {"grid": "3x2", "batch": 2}, "custom"),
         ("dsocr-standard-v1", {"text_tokens": 511}, "custom"),
         ("base", {"attention": "eager"}, "custom"),

@@ -47,6 +47,7 @@ pages_module: Any = importlib.import_module("costproof.models.pages.target")
 peaks_module: Any = importlib.import_module("costproof.run.peaks")
 quantised_module: Any = importlib.import_module("costproof.analytic.quantised")
 report_module: Any = importlib.import_module("costproof.reports.roofline")
+operands_module: Any = importlib.import_module("costproof.run.operands")
 roofline_module: Any = importlib.import_module("costproof.run.roofline")
 routing_module: Any = importlib.import_module("costproof.estimate.routing")
 storage_module: Any = importlib.import_module("costproof.analytic.storage")
@@ -79,6 +80,17 @@ OSS = "gpt-oss-20b@chat,text_tokens=12,new_tokens=2,layers=1"
 
 def _roofline(target: str, **given: Any) -> Callable[[], object]:
     return lambda: costproof.roofline(target, on="h100-sxm", **given)
+
+
+def _without_routing(
+    self: Any, workload: Any, folded: Any = None, right: Any = operands_module.LayerRouting.of_rank
+) -> Any:
+    """Return what a rank counts under a routing, of other ranks than the first with the experts of the bound."""
+    found = right(self, workload, folded)
+    if workload.rank == 0:
+        return found
+    counts = operands_module.baseline_by_formulas(self.target, workload).sources["analytic"]
+    return replace(found, folded=operands_module.mean_counts(counts, workload))
 
 
 def _fits(target: str, memory: str = "3GB", reserve: str | None = None) -> Callable[[], object]:
@@ -169,6 +181,20 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
     "experts of all tokens but one": (
         _after(routing_module, "uniform_text", lambda text: f"{text}**2"), _roofline(OSS, routing="uniform"),
     ),
+    "experts of a rank among all experts": (
+        (routing_module, "uniform_experts", lambda experts, top_k, tokens, held, right=routing_module.uniform_experts:
+         right(held, top_k, tokens)),
+        _roofline(f"{OSS},tp=2,ep=2,batch=4", routing="uniform"),
+    ),
+    "tokens of one batch of the group": (
+        (routing_module, "_weight_line", lambda source, values, right=routing_module._weight_line:
+         (lambda held, rows, *line: (held, rows // 2, *line))(*right(source, values))),
+        _roofline(f"{OSS},dp=2,ep=2,batch=4", routing="uniform"),
+    ),
+    "another rank reads all of its experts": (
+        (operands_module.LayerRouting, "of_rank", _without_routing),
+        _roofline(f"{OSS},tp=2,dp=2,ep=2,batch=3", routing="uniform"),
+    ),
     "a send to the rank before": (
         _after(Mesh, "ranks_of", lambda ranks: (ranks[0], 3) if len(ranks) == 2 else ranks),
         _roofline("llama-3.1-8b@chat,text_tokens=12,layers=4,pp=4"),
@@ -185,7 +211,7 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         (links, "by_rows", lambda metric: metric == "params_active" or metric.endswith("flops")), _roofline(QWEN),
     ),
     "unfused bytes of all experts": (
-        _after(roofline_module, "mean_of_experts",
+        _after(operands_module, "mean_of_experts",
                lambda of: replace(of, rows={s: {p: {k: {**c, "unfused_bytes": (c.get("unfused_bytes") or 0) // 2}
                                                     for k, c in kinds.items()} for p, kinds in parts.items()}
                                             for s, parts in of.rows.items()})),
@@ -330,7 +356,7 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         _roofline(OSS),
     ),
     "experts that less is read of": (
-        _after(roofline_module, "apply_routing",
+        _after(operands_module, "apply_routing",
                lambda of: (*of[:2], tuple(replace(one, bytes=one.bytes - 1) for one in of[2]))),
         _roofline(OSS, routing="uniform"),
     ),

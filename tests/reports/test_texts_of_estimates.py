@@ -435,7 +435,7 @@ def test_texts_of_fits(case: str) -> None:
     if world > 1:
         counted = of.find(r"Counted: .*, rank (\d+) of (\d+) devices")
         assert (int(counted[1]), int(counted[2])) == (f["rank"], world)
-        title = of.find(r"llama-3.1-8b at custom(?: on (\d+) x h100-sxm)?$")
+        title = of.find(rf"llama-3.1-8b at {f['workload']['name']}(?: on (\d+) x h100-sxm)?$")
         assert title[1] == (f"{f['count']}" if case == "mesh" else None)
     if f["next_token_modules"]:
         assert f["next_token_modules"] == 1

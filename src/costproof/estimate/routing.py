@@ -6,7 +6,11 @@ expert with probability 1 - k/E, and all tokens do with probability (1 - k/E)^T,
 
     E (1 - (1 - k/E)^T)
 
-experts are touched. A trained router does neither; the experts that it touches are counted from its choices.
+experts are touched. A trained router does neither; the experts that it touches are counted from its choices. Of the
+E/g experts of one of g ranks, whose tokens are T together, (E/g) (1 - (1 - k/E)^T) are touched on average: the same for
+each rank, whatever groups the router is limited to, since it needs only that a token leaves out each expert alike. The
+time of a rank is a sum of maxima of products and bytes, convex in both, so that its mean is at least the time of these
+means (Jensen's inequality), and so is the mean time of the slowest rank.
 
 If ranks share experts, a token is sent to those that it chose. Of g ranks (or nodes) with E/g experts each, a token
 reaches a given one with probability 1 - C(E - E/g, k) / C(E, k) if every choice is equally likely. If its experts are
@@ -52,9 +56,10 @@ class TouchedExperts:
     layer: int
     """Index among the layers with experts, from 0."""
     experts: int
+    """Experts that the rank holds."""
     top_k: int
     tokens: int
-    """Tokens per call."""
+    """Tokens per call that choose among the experts: of all batches that ranks with the other experts have."""
     calls: int
     touched: str
     """Mean number of experts that a call reads, as an exact text: ``64*(1 - (29/32)**913)``, ``127/2``."""
@@ -154,6 +159,11 @@ def no_formulas_error() -> BadInput:
     return BadInput("no formulas describe this run, so its routing cannot be changed", where="--routing", fix=fix)
 
 
+def has_experts(ledger: Ledger) -> bool:
+    """Return whether formulas have routed experts."""
+    return any(node.role.rpartition(".")[2] == EXPERTS for node in ledger.nodes)
+
+
 def _increase(costs: Mapping[Metric, int | None], metric: Metric, more: int | None) -> dict[Metric, int | None]:
     """Return the costs with an amount added to one metric, if the costs have that metric."""
     return {m: exact_sum((x, more)) if m == metric else x for m, x in costs.items()}
@@ -164,7 +174,8 @@ def _touched_experts(
 ) -> list[TouchedExperts]:
     layers: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
-        if node.role.rpartition(".")[2] == EXPERTS and not node.kind and READ in node.exprs:
+        called = (node.stage, node.invocation) in sizes  # formulas of an uneven batch have stages that never are
+        if called and node.role.rpartition(".")[2] == EXPERTS and not node.kind and READ in node.exprs:
             layers.setdefault(node.stage, []).append(node)
     if layers and data is not None:
         check_stages(data, layers, where)
@@ -172,18 +183,19 @@ def _touched_experts(
     for stage, nodes in layers.items():
         for layer, node in enumerate(nodes):
             values = sizes[stage, node.invocation]
-            experts, rows, per_expert, rest = _weight_line(node.exprs[READ], values)
-            tokens, calls = values["B"] * values.get("S", 1), values.get("N", 1)
+            held, rows, per_expert, rest = _weight_line(node.exprs[READ], values)
+            tower, calls = node.role.partition(".")[0], values.get("N", 1)
+            experts, top_k = values[f"{tower}_experts"], values[f"{tower}_topk"]
             if calls == 0:
                 continue
-            top_k = rows // tokens
+            tokens = rows // top_k
             if data is None:
-                mean, text = uniform_experts(experts, top_k, tokens), uniform_text(experts, top_k, tokens)
+                mean, text = uniform_experts(experts, top_k, tokens, held), uniform_text(experts, top_k, tokens, held)
             else:
                 mean = given_experts(data, stage, (layer, len(nodes)), (experts, top_k, tokens, calls), where)
                 text = str(mean)
             read = ceil(per_expert * mean + rest)
-            found.append(TouchedExperts(stage, node.role, layer, experts, top_k, tokens, calls, text, read))
+            found.append(TouchedExperts(stage, node.role, layer, held, top_k, tokens, calls, text, read))
     return found
 
 
@@ -192,6 +204,7 @@ def touched_of_rank(
     sizes: Mapping[tuple[str, str], Mapping[str, int]],
     layers: RoutedLayers,
     loads: Mapping[str, Sequence[Sequence[ExpertLoad]]],
+    tokens: Mapping[str, int],
     first: int = 0,
 ) -> list[TouchedExperts]:
     """Return the experts that the layers of a rank read under a given routing.
@@ -201,6 +214,7 @@ def touched_of_rank(
         sizes: (stage, invocation) -> the values of its symbols.
         layers: sizes of the layers, all experts of all ranks among them.
         loads: stage -> call -> layer with experts -> load of the rank.
+        tokens: stage -> tokens of a call that choose among the experts of the rank and others.
         first: number of layers with experts in pipeline stages before the rank's.
     """
     found = []
@@ -209,11 +223,9 @@ def touched_of_rank(
         for layer, node in enumerate(n for n in nodes if READ in n.exprs):
             held, _, per_expert, rest = _weight_line(node.exprs[READ], sizes[stage, node.invocation])
             mean = Fraction(sum(call[layer].touched for call in calls), len(calls))
-            tokens = sizes[stage, node.invocation]["B"] * sizes[stage, node.invocation].get("S", 1)
+            of_call = layers.top_k, tokens[stage], len(calls)
             read = ceil(per_expert * mean + rest)
-            found.append(
-                TouchedExperts(stage, node.role, first + layer, held, layers.top_k, tokens, len(calls), str(mean), read)
-            )
+            found.append(TouchedExperts(stage, node.role, first + layer, held, *of_call, str(mean), read))
     return found
 
 
@@ -249,15 +261,22 @@ def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Frac
     )
 
 
-def uniform_experts(experts: int, top_k: int, tokens: int) -> Fraction:
-    """Return E (1 - (1 - k/E)^T), the mean number of experts that uniform routing of T tokens reads."""
-    return experts * (1 - Fraction(experts - top_k, experts) ** tokens)
+def uniform_experts(experts: int, top_k: int, tokens: int, held: int | None = None) -> Fraction:
+    """Return E_r (1 - (1 - k/E)^T), the mean number of a rank's E_r experts that uniform routing of T tokens reads.
+
+    Args:
+        experts: number of experts E among which tokens choose.
+        top_k: experts k of a token.
+        tokens: number of tokens T, those of all ranks that send some to the rank.
+        held: number of experts E_r of the rank; ``None`` for all.
+    """
+    return (experts if held is None else held) * (1 - Fraction(experts - top_k, experts) ** tokens)
 
 
-def uniform_text(experts: int, top_k: int, tokens: int) -> str:
+def uniform_text(experts: int, top_k: int, tokens: int, held: int | None = None) -> str:
     """Return :func:`uniform_experts` as an unevaluated text, since the exact value has as many digits as tokens."""
     left = Fraction(experts - top_k, experts)
-    return f"{experts}*(1 - ({left})**{tokens})"
+    return f"{experts if held is None else held}*(1 - ({left})**{tokens})"
 
 
 def check_stages(data: Any, stages: Iterable[str], where: str) -> None:

@@ -216,8 +216,15 @@ class Capture:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Return the sources that tried to count and failed, with reasons; they make the verdict incomplete."""
-        return tuple(f"{source}: {why}" for source, why in self.lacking.items() if why.startswith(FAILED))
+        """Return the sources that tried to count and failed, with reasons; they make the verdict incomplete.
+
+        So does a stage that a source tried to count, in whose place it has a note.
+        """
+        found = [f"{source}: {why}" for source, why in self.lacking.items() if why.startswith(FAILED)]
+        for ledger in self.ledgers:
+            gone = [f"{stage}{NOT_COVERED}{FAILED}" for stage in self.target.stages if stage not in ledger.stages]
+            found += [f"{ledger.source}: {note}" for note in ledger.notes if note.startswith((*gone,))]
+        return (*found,)
 
     @property
     def not_counted(self) -> tuple[tuple[str, str], ...]:
@@ -256,6 +263,11 @@ def without_uncalled_stages(
 
 FAILED: Final = "failed: "
 """Prefix of the reason of a source that tried to count and failed; the verdict is then incomplete."""
+NOT_COVERED: Final = " is not covered: "
+"""Part of the note of a source on a stage that it does not count, between the stage and the reason.
+
+The reason begins with :data:`FAILED` if the source tried; without it the target has no such stage for this source.
+"""
 
 GRADIENTS: Final = "the model takes gradients inside its forward, and an export or a trace has none"
 """Error message for a model that computes gradients in its forward."""

@@ -192,6 +192,11 @@ class Workload:
         return Mesh.of(self.inputs)
 
     @property
+    def on_one_device(self) -> Workload:
+        """Return the workload without the inputs that say how ranks share it."""
+        return replace(self, inputs={name: value for name, value in self.inputs.items() if not of_mesh(name)})
+
+    @property
     def rank(self) -> int:
         """Return the rank of the mesh that is counted."""
         found = self.inputs.get(RANK, 0)

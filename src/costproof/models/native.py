@@ -256,7 +256,7 @@ class Native(Configured[N]):
             raise Problems("the workload cannot be run", problems)
         check_recounts(plan_recounts(asked, made))
         self.check(made)
-        return made if made == plain else replace(made, name="custom")
+        return made if made.on_one_device == plain else replace(made, name="custom")
 
     def build_stored(self) -> nn.Module:
         """Return the model on the meta device in the dtype of its checkpoint, for any length of a run."""

@@ -517,10 +517,11 @@ def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, no
         ]
         for c in calls
     }  # fmt: skip
-    experts = touched_of_rank(ledger, values, layers, mine, own.start)
+    item, group = FLOAT_BYTES[run.dtype], alike.group("ep", run.rank % alike.world)
+    tokens = {call.stage: sum(call.sends(alike)[rank] for rank in group) for call in calls}
+    experts = touched_of_rank(ledger, values, layers, mine, tokens, own.start)
     shares, loads = dict[str, Fraction](), []
     sent: dict[str, dict[str, int]] = {}
-    item, group = FLOAT_BYTES[run.dtype], mesh.group("ep", run.rank)
     for d in dispatch_rows(layers, mesh, run.rank, calls, item, routing, node) if has_forms(mesh) else ():
         if d.routing == "given":
             sent.setdefault(d.stage, {})[d.form] = d.sent_bytes
@@ -528,8 +529,7 @@ def count_given(target: Sharded, run: Workload, folded: Folded, routing: str, no
         every = [load for of_call in mine[call.stage] for load in of_call]
         pairs, read_by = sum(load.pairs for load in every), [t for t in experts if t.stage == call.stage]
         if DISPATCH not in run.inputs:
-            tokens = sum(call.sends(mesh)[rank] for rank in group)
-            shares[call.stage] = Fraction(pairs, layers.layers * call.calls * tokens * layers.top_k)
+            shares[call.stage] = Fraction(pairs, layers.layers * call.calls * tokens[call.stage] * layers.top_k)
         if DISPATCH in run.inputs and not has_forms(mesh):
             pairs_moved = _pairs_moved(copies_by_call(routing, call, layers, alike, "expert"), own, run)
             sent[call.stage] = {str(run.inputs[DISPATCH]): pairs_moved * layers.hidden * item}

@@ -50,7 +50,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.native import stored_formulas
 from costproof.models.target import WithFormulas, WithStorage, sharded
-from costproof.parametric.rank_checks import EXCHANGED, expert_choices
+from costproof.parametric.rank_checks import EXCHANGED, batch_of, expert_choices
 from costproof.parametric.targets import evaluate_formulas
 from costproof.weights.library_reading import products_stated
 from costproof.weights.stored import Stored
@@ -399,7 +399,7 @@ def overlap_recounts(
 
 def rank_recounts(
     found: LinkBounds, model: WithFormulas | None, workload: Workload, run: StageBound, of: Roof,
-    arithmetic: Arithmetic, devices: Devices, *, every: bool = True,
+    arithmetic: Arithmetic, devices: Devices, *, every: bool = True, uniform: bool = False,
 ) -> Iterator[Recount]:  # fmt: skip
     """Yield checks that each rank has one row of times, slowest first, computed part by part from its own formulas.
 
@@ -410,6 +410,7 @@ def rank_recounts(
         run: time bounds of the whole run of that rank.
         of, arithmetic, devices: the roofline, and the devices with their links.
         every: whether all ranks are known.
+        uniform: whether their experts read the weights of uniform routing, in the mean.
     """
     rows, world = {r: row for row in found.ranks for r in row.ranks}, workload.mesh.world
     yield Recount("", "ranks with times", "number", sum(len(row.ranks) for row in found.ranks), world if every else 1)
@@ -425,14 +426,14 @@ def rank_recounts(
     for row in found.ranks:
         for rank in sorted({row.ranks[0], row.ranks[-1]}) if (devices.node_size or world) < world else row.ranks[-1:]:
             of_row = replace(workload, inputs={**workload.inputs, RANK: rank})
-            known = None if model is None else _times_of_rank(model, of_row, of, arithmetic, devices)
+            known = None if model is None else _times_of_rank(model, of_row, of, arithmetic, devices, uniform)
             for metric, time_again in (known or {}).items():
                 if (time := getattr(row, metric)) is not None:
                     yield Recount("", f"rank {rank}, by its formulas", metric, Fraction(time), time_again)
 
 
 def _times_of_rank(
-    model: WithFormulas, run: Workload, of: Roof, arithmetic: Arithmetic, devices: Devices
+    model: WithFormulas, run: Workload, of: Roof, arithmetic: Arithmetic, devices: Devices, uniform: bool
 ) -> dict[str, Fraction] | None:
     """Return the time of a rank's modules and of its collectives: the sum, and the longer of both; ``None`` if unknown.
 
@@ -440,12 +441,25 @@ def _times_of_rank(
     """
     ranks, shared = sharded(model), ranks_of_experts(run)
     sums: defaultdict[tuple[str, str], defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    touched: Counter[tuple[str, str]] = Counter()
+    if uniform:
+        config = model.info().symbols
+        calls = {(call.stage, call.id): {**config, **call.symbols} for call in model.invocations(run)}
+        alike: defaultdict[tuple[str, ...], list[CostNode]] = defaultdict(list)
+        for n in _reading(stored_formulas(model, run).nodes, calls):
+            alike[n.stage, n.role, n.invocation, n.exprs["weight_read_bytes"]].append(n)
+        for (stage, role, call, _), (n, *more) in alike.items():
+            read = _bytes_read(n, calls[stage, call], _touched_again(n, calls, run))
+            touched[stage, role] += read * (1 + len(more))
     for n in evaluate_formulas(model, run).nodes:
         costs = {m: n.cost(m) or 0 for m in (*_SIDES, "comm_bytes") if m in n.costs or m in n.exprs}
         sums[n.stage, n.role][n.kind].update(costs)
     waits = roofed = Fraction(0)
-    for (_, role), kinds in sums.items():
+    for (stage, role), kinds in sums.items():
         compute, moved = Fraction(0), 0
+        if (stage, role) in touched and (all_read := kinds[""]["weight_read_bytes"]):
+            kinds[""].update({"weight_read_bytes": touched[stage, role] - all_read})
+            kinds[""].update({UNPACKED: kinds[""][UNPACKED] * touched[stage, role] // all_read - kinds[""][UNPACKED]})
         for kind, cost in kinds.items():
             if shared > 1 and "experts" in role.split("."):
                 cost.update({m: size // shared - size for m, size in cost.items() if m not in _OF_EXPERTS})
@@ -501,13 +515,14 @@ def mean_recounts(whole: Folded, mean: Folded, run: Workload) -> Iterator[Recoun
 
 def touched_recounts(
     ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Sequence[TouchedExperts],
-    before: Folded, after: Folded, routing: str | PathLike[str],
+    before: Folded, after: Folded, routing: str | PathLike[str], run: Workload,
 ) -> Iterator[Recount]:  # fmt: skip
     """Yield second counts of the expert bytes that layers read; for uniform routing, by counting sets of experts.
 
     Args:
         before, after: the counts without and with the routing.
         routing: ``uniform``, or the file of a given one: stage -> calls -> layers -> tokens -> experts.
+        run: the run of the counted rank.
     """
     data = None if routing == "uniform" else read_json(Path(routing), what="routing")
     for stage in dict.fromkeys(one.stage for one in found):
@@ -522,37 +537,74 @@ def touched_recounts(
             if (spared := kinds.get(UNPACKED)) and (all_read := kinds["weight_read_bytes"]):
                 again = Fraction(spared, all_read) * sum(one.bytes for one in mine if one.part == part)
                 yield Recount(stage, "experts of the routing", UNPACKED, now[UNPACKED] or 0, floor(again))
-    reads = [
-        n for n in ledger.nodes if n.role.split(".")[-1] == "experts" and not n.kind and "weight_read_bytes" in n.exprs
-    ]
-    known: dict[tuple[object, ...], int] = {}
-    touched = sympy.Symbol("touched")
+    reads, known = _reading(ledger.nodes, sizes), dict[tuple[object, ...], int]()
     for one in found:
         node = [n for n in reads if n.stage == one.stage][one.layer]
-        values, tower = sizes[node.stage, node.invocation], node.role.partition(".")[0]
-        for metric, size in (("experts", one.experts), ("topk", one.top_k)):
-            yield Recount(one.stage, f"experts of layer {one.layer}", metric, size, values[f"{tower}_{metric}"])
+        values = sizes[node.stage, node.invocation]
+        experts, top_k, held, tokens = _choosing(node, sizes, run)
+        for metric, size, own in (
+            ("experts", one.experts, held), ("topk", one.top_k, top_k), ("tokens", one.tokens, tokens)
+        ):  # fmt: skip
+            yield Recount(one.stage, f"experts of layer {one.layer}", metric, size, own)
         many = values.get("N", 1) if data is None else len(data[one.stage])
         yield Recount(one.stage, f"experts of layer {one.layer}", "calls", one.calls, many)
-        if data is None:
+        key = node.stage, node.invocation, node.exprs["weight_read_bytes"], one.touched
+        if data is not None:
+            again = Fraction(0)
+            for chosen in (call[one.layer] for call in data[one.stage]):
+                again += Fraction(len({*chain.from_iterable(chosen)}), len(data[one.stage]))
+            yield Recount(one.stage, f"experts of layer {one.layer}", "touched", Fraction(one.touched), again)
+        elif key not in known:  # layers of equal texts are equal
             rest = one.experts - sympy.sympify(one.touched, rational=True)
             every = Fraction(int(rest.p), int(rest.q))  # not by its text, which Python limits to 4,300 digits
-            again = Fraction(one.experts - one.top_k, one.experts) ** one.tokens * one.experts
-        else:
-            calls = data[one.stage]
-            every, again = Fraction(one.touched), Fraction(0)
-            for chosen in (call[one.layer] for call in calls):
-                again += Fraction(len({*chain.from_iterable(chosen)}), len(calls))
-        yield Recount(one.stage, f"experts of layer {one.layer}", "touched", every, again)
-        key = node.stage, node.invocation, node.exprs["weight_read_bytes"], one.touched
+            again = Fraction(experts - top_k, experts) ** tokens * held
+            yield Recount(one.stage, f"experts of layer {one.layer}", "touched", every, again)
         if key not in known:
-            left_out = Fraction(comb(one.experts - 1, one.top_k), comb(one.experts, one.top_k))
-            mean = one.experts * (1 - left_out**one.tokens) if "*" in one.touched else Fraction(one.touched)
-            line = parse(key[2]).replace(lambda e: e.func == sympy.Min, lambda _: touched)
-            values = {s: sizes[node.stage, node.invocation][s.name] for s in line.free_symbols - {touched}}
-            ends = [int(line.xreplace({**values, touched: n})) for n in (0, one.experts)]
-            known[key] = ceil(ends[0] + (ends[1] - ends[0]) * mean / one.experts)
+            mean = _touched_again(node, sizes, run) if data is None else Fraction(one.touched)
+            known[key] = _bytes_read(node, values, mean)
         yield Recount(one.stage, f"experts of layer {one.layer}", "bytes", one.bytes, known[key])
+
+
+def _reading(nodes: Iterable[CostNode], sizes: Collection[tuple[str, str]]) -> list[CostNode]:
+    """Return the nodes of routed experts that read weights in calls of the run."""
+    return [
+        n for n in nodes
+        if n.role.split(".")[-1] == "experts" and not n.kind and "weight_read_bytes" in n.exprs
+        and (n.stage, n.invocation) in sizes
+    ]  # fmt: skip
+
+
+def _choosing(
+    node: CostNode, sizes: Mapping[tuple[str, str], Mapping[str, int]], run: Workload
+) -> tuple[int, int, int, int]:
+    """Return the experts of a layer, those of a token, those of the rank, and the tokens that choose in a call.
+
+    The tokens are those of each batch that ranks of the ``ep`` group have, once.
+    """
+    values, tower, mesh = sizes[node.stage, node.invocation], node.role.partition(".")[0], run.mesh
+    experts, top_k = values[f"{tower}_experts"], values[f"{tower}_topk"]
+    tokens = values["B"] * values.get("S", 1)
+    if mesh.ep > mesh.tp:
+        first = run.rank // mesh.ep * mesh.ep
+        batches = {r // mesh.tp: batch_of(run.batch, mesh.dp, r // mesh.tp) for r in range(first, first + mesh.ep)}
+        tokens = sum(batches.values()) * values.get("S", 1)
+    return experts, top_k, len(range(0, experts, mesh.ep)), tokens
+
+
+def _touched_again(node: CostNode, sizes: Mapping[tuple[str, str], Mapping[str, int]], run: Workload) -> Fraction:
+    """Return the mean number of the rank's experts that uniform routing reads, by counting sets of experts."""
+    experts, top_k, held, tokens = _choosing(node, sizes, run)
+    left_out = Fraction(comb(experts - 1, top_k), comb(experts, top_k))
+    return held * (1 - left_out**tokens)
+
+
+def _bytes_read(node: CostNode, values: Mapping[str, int], touched: Fraction) -> int:
+    """Return the weight bytes of all calls of a layer that read so many experts on average, rounded up."""
+    held = sympy.Symbol("touched")
+    line = parse(node.exprs["weight_read_bytes"]).replace(lambda e: e.func == sympy.Min, lambda _: held)
+    numbers = {s: values[s.name] for s in line.free_symbols - {held}}
+    none, one = (int(line.xreplace({**numbers, held: n})) for n in (0, 1))
+    return ceil(none + (one - none) * touched)
 
 
 def load_recounts(

@@ -20,15 +20,20 @@ MEANING: Final = (
     "the collectives. Overlapped: nothing is faster that runs module by module, however it hides collectives behind "
     "work: the longer of the two. Both hold under the conditions of the roof, such as the experts that are read."
 )
+_SLOWEST: Final = " in the mean; the slowest of them takes as long or longer"
 
 
-def link_blocks(found: LinkBounds, *, text: bool, title: str = "") -> list[Block]:
-    """Return tables of the time bounds by stage and of the collectives, and sentences on the ranks."""
+def link_blocks(found: LinkBounds, *, text: bool, title: str = "", means: bool = False) -> list[Block]:
+    """Return tables of the time bounds by stage and of the collectives, and sentences on the ranks.
+
+    Args:
+        means: whether the times of a rank are those of its mean rows of routed experts.
+    """
     times = [(Code(s.id or "whole run"), *_cells(s)) for s in _shown(found)]
     stages = Table(STAGES, "lrrrrl", times, keys=1, title=title)
     sent = [(Code(s), Code(p), *rest) for s, p, *rest in collective_rows(found)]
     collectives = Table(COLLECTIVES, "lllrrrrrr", sent)
-    said = (f"{devices_sentence(found)} {MEANING}", ranks_sentence(found))
+    said = (f"{devices_sentence(found)} {MEANING}", ranks_sentence(found, means=means))
     lines: list[Block] = [*said] if text else [Items(said)]
     return [stages, *lines, collectives]
 
@@ -42,16 +47,17 @@ def devices_sentence(found: LinkBounds) -> str:
     return f"{found.count} devices in nodes of {found.node}: {inside} of its node, {outside}, in one direction."
 
 
-def ranks_sentence(found: LinkBounds) -> str:
-    """Return a sentence on the slowest and the fastest ranks."""
+def ranks_sentence(found: LinkBounds, *, means: bool) -> str:
+    """Return a sentence on the slowest and the fastest ranks; of means, which of them is slowest differs by routing."""
     slowest, fastest = found.ranks[0], found.ranks[-1]
     longest, shortest = (Fraction(row.overlapped_s or 0) for row in (slowest, fastest))
     check_recounts([Recount("", "fastest rank", "is slower", shortest > longest, False)])
     if len(found.ranks) == 1 and len(slowest.ranks) == found.count:
-        return f"All {found.count} ranks have these times."
+        return f"All {found.count} ranks have these times{_SLOWEST if means else ''}."
     if sum(len(r.ranks) for r in found.ranks) < found.count:
         return f"Only rank {slowest.ranks[0]} is counted: which of {found.count} ranks is the slowest is not known."
-    return f"Slowest, whole run: {_rank(slowest, found.count)}; fastest: {_rank(fastest, found.count)}."
+    both = f"{_rank(slowest, found.count)}; fastest: {_rank(fastest, found.count)}{_SLOWEST if means else ''}"
+    return f"Slowest, whole run: {both}."
 
 
 def _rank(found: RankTimes, world: int) -> str:

@@ -143,7 +143,7 @@ def link_sections(found: Roofline, *, text: bool) -> list[Block]:
     """Return the section on time bounds with communication; empty on one device."""
     if found.links is None:
         return []
-    return [DocumentSection(_LINKS, link_blocks(found.links, text=text))]
+    return [DocumentSection(_LINKS, link_blocks(found.links, text=text, means=_of_means(found)))]
 
 
 def section(found: Roofline | None) -> DocumentSection | None:
@@ -160,7 +160,7 @@ def section(found: Roofline | None) -> DocumentSection | None:
         Markup(drawn),
         Table(STAGES, "lr", stage_rows(found)),
         *unpacking_blocks(found),
-        *([] if found.links is None else link_blocks(found.links, text=False, title=_LINKS)),
+        *([] if found.links is None else link_blocks(found.links, text=False, title=_LINKS, means=_of_means(found))),
     ]
     return DocumentSection(
         f"Time at the roof: {found.device.title}", [*body, Details("Largest parts", [longest])], id="roof"
@@ -273,8 +273,15 @@ def unpacking_blocks(found: Roofline) -> list[Block]:
 
 def _if_routed(found: Roofline) -> str:
     """Return the condition on the experts read that limits the bound, if the routing is not given; else empty."""
+    if _of_means(found):
+        return " in the mean of uniform routing"
     routed = any(part.part.rpartition(".")[2] == EXPERTS for part in found.parts)
     return " with as many experts read" if routed and found.routing != "given" else ""
+
+
+def _of_means(found: Roofline) -> bool:
+    """Return whether ranks share the experts under uniform routing, so that rows and times of each are means."""
+    return found.routing == "uniform" and found.workload.mesh.ep > 1
 
 
 def _is_bound(found: Roofline) -> bool:
@@ -300,7 +307,8 @@ def expert_sentences(found: Roofline) -> list[str]:
     groups: dict[tuple[str, str], list[TouchedExperts]] = {}
     for one in found.experts:
         groups.setdefault((one.stage, one.part), []).append(one)
-    return [_experts(*place, layers) for place, layers in groups.items()]
+    of_rank = " of the rank" if found.workload.mesh.ep > 1 else ""
+    return [_experts(*place, layers, of_rank) for place, layers in groups.items()]
 
 
 ROUTED: Final = ("Stage", "Rank", "Pairs", "Touched a layer", "Weights read", "FLOPs of experts", "Sent")
@@ -324,11 +332,11 @@ def routed_blocks(found: Roofline) -> list[Block]:
     return [Table(ROUTED, "lrrrrrl", rows), Items(tuple(said))] if rows else []
 
 
-def _experts(stage: str, part: str, layers: list[TouchedExperts]) -> str:
+def _experts(stage: str, part: str, layers: list[TouchedExperts], of_rank: str) -> str:
     first, many = layers[0], plural(len(layers), "layer")
     said = list(dict.fromkeys(x.touched for x in layers))
     shown = said[0] if len(said) == 1 else f"{min(said, key=Fraction)} to {max(said, key=Fraction)}"
-    of = f"of {first.experts} experts, {first.top_k} for each of {exact(first.tokens)} tokens a call"
+    of = f"of {first.experts} experts{of_rank}, {first.top_k} for each of {exact(first.tokens)} tokens a call"
     return f"{stage} {part}, {many}: {shown} {of}; {human(sum(x.bytes for x in layers), 'B')} read."
 
 

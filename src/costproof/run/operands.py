@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from costproof.configs.config import KEYS_IN_FILE, key_named, keys_of
-from costproof.estimate.routing import ROUTINGS, RoutedRank, is_table, no_formulas_error, stored_routing
+from costproof.estimate.links import mean_of_experts
+from costproof.estimate.routing import (
+    ROUTINGS,
+    RoutedRank,
+    apply_routing,
+    has_experts,
+    is_table,
+    no_formulas_error,
+    stored_routing,
+)
 from costproof.ledger.baseline import Baseline, Folded, fold_capture
 from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, Recount, check_recounts, no_such
 from costproof.ledger.mesh import DISPATCH, PAIRS, PLAN, RANK
+from costproof.ledger.node import Ledger
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import ROWS, Workload
 from costproof.models.generic.address import CONFIGURATION, names_function
+from costproof.models.native import stored_formulas
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.specs import RUNS_ALL
 from costproof.models.target import Exportable, Target, WithKeys, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.targets import GivenRank, count_given, evaluate_formulas, whole_prompt
-from costproof.parametric.time_checks import all_load_recounts, load_recounts
+from costproof.parametric.time_checks import (
+    all_load_recounts,
+    load_recounts,
+    mean_recounts,
+    ranks_of_experts,
+    touched_recounts,
+)
 from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import GraphRun
 from costproof.run.operand_files import OperandInput, file_at, is_revision
@@ -246,7 +263,7 @@ def read_routed(
         routing: ``bound``, ``uniform``, or a file.
 
     Raises:
-        BadInput: the run has another routing already.
+        BadInput: the run has another routing already, or sends pairs, whose numbers uniform routing does not give.
     """
     file = "" if routing in ROUTINGS else os.fspath(routing)
     exchanges = isinstance(target, str) and bool(file) and f",{DISPATCH}=all-to-all" in target
@@ -254,6 +271,10 @@ def read_routed(
         return read(f"{target},{PAIRS}={file}"), stored_routing(file)
     found = read(target)
     mesh, known = found.baseline.workload.mesh, str(found.baseline.workload.inputs.get(PAIRS, ""))
+    if routing == "uniform" and known:
+        what = f"--{PAIRS} gives this run another routing"
+        fix = f"leave out {'--routing' if DISPATCH in found.baseline.workload.inputs else f'--routing, or --{PAIRS}'}"
+        raise BadInput(what, where="--routing", expected="a run without it", got=known[:160], fix=fix)
     if known and (is_table(known) or mesh.ep == 1):
         known = ""
     if not file or mesh.ep == 1:
@@ -300,6 +321,54 @@ class GivenRouting:
         stages = {load.stage: i for i, load in reversed([*enumerate(found)])}
         check_recounts(all_load_recounts(found, whole_prompt(self.target, workload), self.routing))
         return tuple(sorted(found, key=lambda load: (stages[load.stage], load.rank)))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRouting:
+    """A routing of the tokens of each rank by itself, and the target whose ranks it is counted for.
+
+    It is uniform, or a file of a rank that holds all experts.
+    """
+
+    target: WithKeys | None
+    routing: str | os.PathLike[str]
+
+    def of_rank(self, workload: Workload, folded: Folded | None = None) -> GivenRank:
+        """Return the counts of a rank under this routing.
+
+        Raises:
+            BadInput: the routing does not match the run, or no formulas describe it.
+        """
+        if self.target is None:
+            raise no_formulas_error()
+        if folded is None:
+            folded = baseline_by_formulas(self.target, workload).sources["analytic"]
+        before, ledger = mean_counts(folded, workload), stored_formulas(self.target, workload)
+        if not has_experts(ledger) and any(map(has_experts, self._of_stages(self.target, workload))):
+            return GivenRank(before, (), ())  # other stages of the pipeline have them
+        symbols = self.target.info().symbols
+        sizes = {(c.stage, c.id): {**symbols, **c.symbols} for c in self.target.invocations(workload)}
+        after, _, experts = apply_routing(before, ledger, sizes, self.routing)
+        check_recounts(touched_recounts(ledger, sizes, experts, before, after, self.routing, workload))
+        return GivenRank(after, experts, ())
+
+    @staticmethod
+    def _of_stages(target: WithKeys, workload: Workload) -> Iterator[Ledger]:
+        """Yield the formulas of the first rank of each stage of a pipeline."""
+        mesh = workload.mesh
+        for first in range(0, mesh.world, mesh.world // mesh.pp) if mesh.pp > 1 else ():
+            yield stored_formulas(target, replace(workload, inputs={**workload.inputs, RANK: first}))
+
+
+def mean_counts(folded: Folded, workload: Workload) -> Folded:
+    """Return the counts of a rank with the mean rows of routed experts, checked against an independent second count.
+
+    They are unchanged if the workload gives the rows of each rank.
+    """
+    if (ranks := ranks_of_experts(workload)) == 1:
+        return folded
+    check_recounts(mean_recounts(folded, found := mean_of_experts(folded, ranks), workload))
+    return found
 
 
 def _count_target(

@@ -27,7 +27,6 @@ from costproof.estimate.links import (
     collective_bounds,
     devices_in,
     link_rates,
-    mean_of_experts,
     mean_terms,
     scaled,
     with_links,
@@ -46,9 +45,9 @@ from costproof.estimate.roofline import (
     roof,
     unpacking_time,
 )
-from costproof.estimate.routing import RoutedRank, Routing, TouchedExperts, apply_routing, no_formulas_error
+from costproof.estimate.routing import RoutedRank, Routing, TouchedExperts, no_formulas_error
 from costproof.ledger.baseline import Baseline, Folded
-from costproof.ledger.errors import BadInput, check_recounts
+from costproof.ledger.errors import check_recounts
 from costproof.ledger.mesh import DISPATCH, PAIRS, RANK, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode
@@ -65,23 +64,23 @@ from costproof.parametric.time_checks import (
     clock_recounts,
     device_recounts,
     link_recounts,
-    mean_recounts,
     overlap_recounts,
     rank_recounts,
     rate_recounts,
     schedule_recounts,
     sent_recounts,
     stored_work_recounts,
-    touched_recounts,
     unpacked_recounts,
 )
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import (
     GivenRouting,
+    LayerRouting,
     Operand,
     baseline_by_formulas,
     check_counted,
     is_without_formulas,
+    mean_counts,
     on_devices,
     read_operand,
     read_routed,
@@ -118,8 +117,8 @@ def roofline(
         math: the dtype whose peak bounds most products (default: the dtype that they are multiplied in).
         source: whose counts to use (default: the first of ``analytic``, ``static``, ``dynamic`` that has them).
         routing: how many routed experts a call reads: ``"bound"``, min(E, T k); ``"uniform"``, the mean of uniform
-            routing; or a JSON file with the choice of every token, as :func:`~costproof.estimate.routing.given_experts`
-            reads it.
+            routing, on ranks that share the experts also of their rows; or a JSON file with the choice of every
+            token, as :func:`~costproof.estimate.routing.given_experts` reads it.
         microbatches: how many of the workload's batches pass the stages of a pipeline one after another.
         schedule: their order: ``gpipe``, ``1f1b`` (default), or ``interleaved:V`` with V parts of the model a stage.
         rules: Python files with operator rules, which are executed, if a graph is counted.
@@ -145,15 +144,22 @@ def roofline(
     devices.check(mesh)
     name, folded = choose_source(side, source)
     run_dtype, notes, shared = side.workload.dtype, side.notes, _sharing(side.workload)
-    if shared > 1 and not given:
-        folded, notes = _mean_counts(folded, side.workload), (*notes, _MEAN)
     loads: tuple[RoutedRank, ...] = ()
-    every = GivenRouting(read.target, given, devices.node_size) if given else None
     experts: tuple[TouchedExperts, ...] = ()
+    kind: Routing = "given" if given else "bound"
+    every: GivenRouting | LayerRouting | None = None
+    if given:
+        every = GivenRouting(read.target, given, devices.node_size)
+        loads, notes = every.loads(side.workload), (*notes, _OF_FILE)
+    elif routing != "bound":
+        kind = "uniform" if routing == "uniform" else "given"
+        every = LayerRouting(read.target, routing)
+        notes = (*notes, _UNIFORM) if shared > 1 else notes
+    elif shared > 1:
+        folded, notes = mean_counts(folded, side.workload), (*notes, _MEAN)
     if every is not None:
         counted_of = every.of_rank(side.workload, folded)
-        folded, experts, notes = counted_of.folded, counted_of.experts, (*notes, _OF_FILE)
-        loads = every.loads(side.workload)
+        folded, experts = counted_of.folded, counted_of.experts
     arithmetic, dtype, said = device_arithmetic(device, folded, run_dtype, math, side.target.quantised)
     check_recounts(arithmetic_recounts(folded, run_dtype, math, device, (arithmetic, dtype)))
     notes += said + ((_GATHERED,) if mesh.fsdp > 1 else ()) + ((EQUAL_BATCHES,) if mesh.batches > 1 else ())
@@ -161,19 +167,6 @@ def roofline(
         notes = (*notes, _bubble(side, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)
     batch = None if read.target is None else SettingCurve(side, read.target, "batch")
-    kind: Routing = "given" if given else "bound"
-    if routing != "bound" and not given:
-        if mesh.ep > 1:
-            raise BadInput(
-                "uniform routing applies only to devices that hold all experts",
-                where="--routing", expected="a mesh without ep, or a routing file", got=mesh.text,
-                fix="leave out --routing: then each call reads min(experts, tokens x top_k) experts",
-            )  # fmt: skip
-        if batch is None or (ledger := batch.regime(batch.own).ledger) is None:
-            raise no_formulas_error()
-        before, sizes = folded, batch.sizes(batch.own)
-        folded, kind, experts = apply_routing(before, ledger, sizes, routing)
-        check_recounts(touched_recounts(ledger, sizes, experts, before, folded, routing))
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
     check_recounts(clock_recounts(of, folded, run, stages, parts, arithmetic, routed=kind != "bound"))
     if math is None:
@@ -185,7 +178,7 @@ def roofline(
         unsent = "" if rates is not None else f": {'unknown' if sent is None else f'{sent:,}'} B in {mesh.text}"
         notes = (*notes, *([f"{why}{unsent}"] if why else ()))
         if rates is not None and sent is not None:
-            bounded = _Ranks(read, of, arithmetic, rates, devices, kind != "bound" and not given, every)
+            bounded = _Ranks(read, of, arithmetic, rates, devices, every)
             links = bounded.links(folded, run, stages, parts)
             if name == "analytic" and (of_ranks := sharded(read.target)) is not None:
                 counted = count_ranks(of_ranks, side.workload, evaluate_formulas(of_ranks, side.workload))
@@ -218,7 +211,7 @@ def roofline(
     works = ((s.id, folded.total(UNPACKING, s.id) if has_work else None) for s in stages)
     unpacking = tuple(unpacking_time(device, *work) for work in works) if stored else ()
     same = (arithmetic, dtype) == arithmetic_of(folded, run_dtype, math)
-    plain = same and has_work and math is None and routing == "bound" and mesh.ep == 1
+    plain = same and has_work and math is None and mesh.ep == 1
     check_recounts(device_recounts(device, of, unpacking, folded, known=plain))
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
@@ -237,18 +230,15 @@ _MEAN: Final = (
     "routed experts have the mean of the ranks that share them, tokens of all their batches x k / ep rows, which the "
     "slowest rank has at least"
 )
-
-
+_UNIFORM: Final = (
+    "uniform routing in the mean: of the T tokens of all batches of its ep group each rank has T k / ep rows and reads "
+    "(E / ep) (1 - (1 - k / E)^T) experts; the mean time of a rank is at least that of these means, and the slowest "
+    "rank takes as long or longer"
+)
 _OF_FILE: Final = (
     "routed experts have the rows, and read the weights, that the given routing sends to each rank; its tokens are "
     "those of the whole batch, rank by rank, of ranks along tp slice by slice"
 )
-
-
-def _mean_counts(folded: Folded, workload: Workload) -> Folded:
-    """Return :func:`mean_of_experts`, checked against an independent second count."""
-    check_recounts(mean_recounts(folded, found := mean_of_experts(folded, _sharing(workload)), workload))
-    return found
 
 
 def _sharing(workload: Workload) -> int:
@@ -265,8 +255,7 @@ class _Ranks:
     arithmetic: Arithmetic
     rates: LinkRates
     devices: Devices
-    routed: bool
-    given: GivenRouting | None
+    routing: GivenRouting | LayerRouting | None
 
     def axis_of(self, part: str, kind: str) -> str:
         """Return the mesh axis over which a part of the model runs a kind of collective."""
@@ -281,20 +270,22 @@ class _Ranks:
         sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
         check_recounts(overlap_recounts(self.of, parts, sent, own := [with_links(s, sent) for s in (*stages, run)]))
         times = [RankTimes((workload.rank,), run.modules.seconds, own[-1].exposed_s, own[-1].overlapped_s)]
-        target = None if self.routed else self.read.target
+        uniform = isinstance(self.routing, LayerRouting) and self.routing.routing == "uniform"
+        # A file of the tokens of one rank does not say what others choose.
+        target = self.read.target if uniform or not isinstance(self.routing, LayerRouting) else None
         if target is not None and (of_ranks := sharded(target)) is not None:
             counted = count_ranks(of_ranks, workload, evaluate_formulas(of_ranks, workload))
             groups = [row.ranks for row in counted.ranks]
-            if self.given is not None:  # whose ranks have tokens of their own
+            if isinstance(self.routing, GivenRouting):  # whose ranks have tokens of their own
                 groups = [(rank,) for ranks in groups for rank in ranks]
             times = [t for ranks in groups for t in self._times(target, ranks, (folded, run, parts))]
         times.sort(key=lambda t: (-Fraction(t.overlapped_s or 0), -Fraction(t.exposed_s or 0), t.ranks))
         rates, spread = self.rates, any(c.nodes > 1 for c in sent)
         figures = (rates.node, rates.interconnect, rates.network if spread else None)
         found = LinkBounds(workload.mesh.world, *figures, sent, tuple(own), tuple(times))
-        known = target if sharded(target) and self.given is None else None
+        known = target if sharded(target) and not isinstance(self.routing, GivenRouting) else None
         of_run = (known, workload, run, self.of, self.arithmetic, self.devices)
-        check_recounts(rank_recounts(found, *of_run, every=sharded(target) is not None))
+        check_recounts(rank_recounts(found, *of_run, every=sharded(target) is not None, uniform=uniform))
         return found
 
     def _times(
@@ -304,10 +295,11 @@ class _Ranks:
         workload, (folded, run, parts) = self.read.baseline.workload, known
         every = [replace(workload, inputs={**workload.inputs, RANK: rank}) for rank in ranks]
         if workload.rank not in ranks:
-            given = None if self.given is None else self.given.of_rank(every[0]).folded
-            folded = given or baseline_by_formulas(target, every[0]).sources["analytic"]
-            folded = _mean_counts(folded, every[0]) if _sharing(every[0]) > 1 and given is None else folded
-            routed = given is not None
+            routed = self.routing is not None
+            if self.routing is not None:
+                folded = self.routing.of_rank(every[0]).folded
+            else:
+                folded = mean_counts(baseline_by_formulas(target, every[0]).sources["analytic"], every[0])
             run, stages, parts = bounds(folded, self.of, self.arithmetic, routed=routed)
             check_recounts(clock_recounts(self.of, folded, run, stages, parts, self.arithmetic, routed=routed))
         equal, axis_of = dict[tuple[CollectiveBound, ...], list[int]](), cache(self.axis_of)

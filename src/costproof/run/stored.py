@@ -23,7 +23,7 @@ from costproof.models.registry import load_target
 from costproof.models.target import Sharded, Target, WithStorage
 from costproof.parametric.targets import FurtherLayout, count_further
 from costproof.run.count_lock import count_lock
-from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
+from costproof.storage.checkpoint import ModelNames, StoredCheckpoint, compare_headers, parts_of
 from costproof.storage.formats import Gptq
 from costproof.storage.headers import HeaderTensor, gguf_sections, read_checkpoint, read_header
 from costproof.storage.scheme import PLAIN, UnknownFormat
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from costproof.tracers.stored_module import StoredModule
+    from costproof.weights.stored import Stored
 
 
 def stored(
@@ -123,6 +124,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
             zeros = any(isinstance(rule.format, Gptq) and rule.format.zero_bias for rule in scheme.rules)
             check_recounts(_param_recounts(facts.params, names.parameters, own, zeros=zeros))
             assumed += (*scheme.assumed, *assumed_of_experts(model, tensors), *_not_stated(target, model, tensors))
+            assumed += _names_of_none(target.stored, model, tensors, names)
     except UnknownFormat as error:
         raise Incomplete(
             "the bytes of this format are not known", where=target.name, expected="a format of docs/checkpoints.md",
@@ -403,6 +405,42 @@ def _not_stated(target: WithStorage, model: nn.Module, tensors: Iterable[StoredT
         yield f"{head} is the table of words, which no key says"
 
 
+def _names_of_none(
+    stored: Stored, model: nn.Module, tensors: Iterable[StoredTensor], names: ModelNames
+) -> Iterator[str]:
+    """Yield a sentence on the names in the quantisation settings that match no module of the model, nor of its MTP."""
+    own = [path for path, _ in model.named_modules()]
+    paths = {*own, *names.parameters, *(name for name, _ in (*model.named_parameters(), *model.named_buffers()))}
+    stacks = {path for path in own if path.endswith("experts")}
+    experts = 1
+    for tensor in tensors:
+        stack, one_by_one, part = tensor.name.partition(".*.")
+        if one_by_one:
+            experts = max(experts, tensor.count)
+            stacks.add(stack)
+            paths |= {f"{place}.0.{part}" for place in stacks}
+        paths.add(tensor.name)
+    last = max((int(m[1]) for path in own if (m := re.search(r"\.layers\.(\d+)$", path))), default=-1)
+    inside = [path.partition(f".layers.{last}.")[2] for path in own if f".layers.{last}." in path]
+    paths |= {prefix + part for prefix in names.further_tokens for part in inside}
+    paths |= {path.rpartition(".")[0] for path in paths}
+    classes = {of.__name__ for module in model.modules() for of in type(module).__mro__}
+    found = stored.names_of_none(paths, classes)
+    if found and experts > 1:  # names of single experts
+        ones = [path for path in paths if ".experts.0." in path]
+        every = [path.replace(".experts.0.", f".experts.{i}.") for path in ones for i in range(experts)]
+        found = [name for name in stored.names_of_none(every, classes) if name in found]
+    found = [
+        name for name in found if not any(prefix in name.replace("\\.", ".") + "." for prefix in names.further_tokens)
+    ]
+    if found:
+        shown = ", ".join(repr(name[:60]) for name in found[:_NAMED])
+        more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+        yield f"names of modules that the model does not have change nothing: {shown}{more}"
+
+
+_NAMED: Final = 3
+"""Maximum number of such names that a sentence has."""
 _REPORT: Final = "report the configuration: one of the two is wrong, so that no total is stated"
 
 

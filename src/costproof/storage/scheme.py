@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -208,6 +208,53 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
         raise UnknownFormat(method, f"{deciding[:60]} {value}, which is not read")
     assumed = (*scheme.assumed, *(f"{key[:60]} in {where} changes no tensor" for key in unread))
     return replace(scheme, names_experts=any(map(_may_name_expert, _texts(described))), assumed=assumed)
+
+
+_LISTS: Final = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules")
+"""Keys with lists of the modules that stay as they are."""
+_SETTINGS: Final = ("extra_config", "quantized_layers", "dynamic")
+"""Keys with settings of their own by name or pattern of modules."""
+
+
+def names_of_none(data: Data, beside: Mapping[str, Any], paths: Iterable[str], classes: Collection[str]) -> list[str]:
+    """Return the names and patterns of modules in quantisation settings that match none, in their order.
+
+    All readings compare a name with all, the start, the end or a part of a path, as a text, as a pattern with ``*`` or
+    as a regular expression; a name that does none of this changes nothing, whatever the format.
+
+    Args:
+        data: the configuration.
+        beside: contents, by file name, of the files beside the configuration that describe quantisation.
+        paths: paths of modules and names of tensors, in the checkpoint and in the model, quantised or not.
+        classes: names of the classes of modules.
+    """
+    described = [value for _, value in _descriptions(data) if isinstance(value, Mapping)]
+    described += [value for value in beside.values() if isinstance(value, Mapping)]
+    found: dict[str, None] = {}
+    for part in (part for own in described for part in (own, own.get("quantization")) if isinstance(part, Mapping)):
+        lists = [part.get(key) for key in _LISTS]
+        groups = part.get("config_groups")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            lists.append(group.get("targets") if isinstance(group, Mapping) else None)
+        lists += [[*own] for key in _SETTINGS if isinstance(own := part.get(key), Mapping)]
+        found |= dict.fromkeys(str(name) for names in lists if isinstance(names, list) for name in names)
+    text = "\n".join(paths) if found else ""
+    return [name for name in found if name not in classes and not _is_part(name, text)]
+
+
+def _is_part(name: str, text: str) -> bool:
+    """Return whether a name or pattern matches a part of a line."""
+    plain = name.removeprefix("re:").removeprefix("+:").removeprefix("-:")
+    if plain.strip("*").removesuffix(".") in text:
+        return True
+    forms = [plain, ".*".join(map(re.escape, plain.split("*")))]
+    for form in forms:
+        try:
+            if re.search(form, text, re.MULTILINE):
+                return True
+        except re.error:
+            continue
+    return False
 
 
 def _unread_keys(described: Data, method: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse
 from costproof.ledger.callgraph import OperatorLine, OperatorListing
+from costproof.ledger.capture import FAILED, NOT_COVERED
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import COMM, FLOOR, KEPT, SPARED, SPARED_AT_FLOOR
@@ -157,8 +158,8 @@ def exported_ledger(
         stages=stages,
         unknown_ops=tally.missing(),
         notes=(
-            *(f"{stage} is not covered: {why}" for stage, why in stages_not_exported(target).items()),
-            *(f"{stage} is not covered: {why.line}" for stage, why in absent.items()),
+            *(f"{stage}{NOT_COVERED}{why}" for stage, why in stages_not_exported(target).items()),
+            *(f"{stage}{NOT_COVERED}{FAILED}{why.line}" for stage, why in absent.items()),
             *dict.fromkeys(note for job in jobs for note in job.notes),
             *notes,
             *storage.notes,

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
 from costproof.storage.headers import header_object
 from costproof.storage.scheme import PLAIN as NOT_QUANTISED
-from costproof.storage.scheme import Scheme, UnknownFormat, read_scheme, scheme_keys
+from costproof.storage.scheme import Scheme, UnknownFormat, names_of_none, read_scheme, scheme_keys
 
 PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 """Names of processor files next to a configuration; the second file has an object for each processor."""
@@ -247,6 +247,11 @@ class Stored:
         if named and scheme == NOT_QUANTISED:
             raise UnknownFormat(named, "no layout is known for it")
         return scheme
+
+    def names_of_none(self, paths: Iterable[str], classes: Collection[str]) -> list[str]:
+        """Return the names in the quantisation settings that match no module: :func:`.scheme.names_of_none`."""
+        found = json.loads(self.described) if self.described else {}
+        return names_of_none(found, found.get("beside", {}), paths, classes)
 
     @property
     def cache_dtype(self) -> str | None:

@@ -221,7 +221,8 @@ def _of_rows(
 
 
 def _name(unchanged: Workload, workload: Workload) -> str:
-    """Return the preset's name if only the crop grid differs from the preset, else ``custom``."""
+    """Return the preset's name if only the crop grid and the mesh differ from the preset, else ``custom``."""
+    workload = workload.on_one_device
     if workload == unchanged:
         return workload.name
     usual, page = page_of(unchanged), page_of(workload)
