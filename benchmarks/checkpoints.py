@@ -85,10 +85,13 @@ Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to 3, DeepSeek V2 and
 
 Formulas (`analytic/quantised.py`) and layouts (`storage/formats.py`) define each format twice. The configuration is
 read twice too: by rules (`storage/scheme.py`), and as libraries do (`weights/library_reading.py`); where they differ,
-exit code 1. The third source is the module that transformers and the library build: fp8, AWQ and MXFP4 always,
-bitsandbytes, compressed-tensors and torchao with `costproof[quantised]`; GPTQ, MLX and ModelOpt have none. Tests
-compare all with 504 layers and 28 models that libraries quantised (`benchmarks.quantised_libraries`); shapes that they
-refuse are exit code 3. torchao's int4, which needs a GPU, is counted by hand.
+exit code 1. The third source is the module that transformers and the library build: fp8, AWQ and MXFP4, and
+bitsandbytes, compressed-tensors and torchao with `costproof[quantised]`. Otherwise (GPTQ, MLX, ModelOpt, a library that
+is not installed, scales that the class has otherwise than the files) it is stand-in modules: the model's own matrices,
+packed on meta as the library's code does it (`tracers/format_runs.py`), where the rules say so. They are also the
+second source of models without formulas. A note of the report says which it is and why. Tests compare all with 504
+layers and 28 models that libraries quantised (`benchmarks.quantised_libraries`); shapes that they refuse are exit code
+3. torchao's int4, which needs a GPU, is counted by hand.
 
 ## Published totals
 

@@ -19,18 +19,19 @@ from costproof.ledger.baseline import Baseline, RowTree
 from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import STORAGE, UNPACKED, UNPACKING
 from costproof.ledger.node import Ledger
-from costproof.models.native import Configured
+from costproof.models.native import NOT_KNOWN, Configured
 from costproof.models.registry import TARGETS, load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.reports.report import Report
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
+from costproof.tracers import storage as of_run
+from costproof.tracers.format_runs import packed_awq
 from costproof.tracers.paths import Paths, dtype_name
 from costproof.tracers.storage import (
     LOADED,
-    NOT_OF_RUN,
+    STANDING_IN,
     ModuleStorage,
-    packed_awq,
     resident_bytes,
     storage_by_layout,
     storage_of_run,
@@ -118,15 +119,15 @@ def test_formulas_and_layouts_agree_module_by_module(name: str) -> None:
         ledger, (layout, run) = evaluate_formulas(target, target.workload()), of_module(target, model)
         assert of_formulas(ledger) == layout.modules, scheme
         assert tuple(m for m in ledger.metrics if m in STORAGE) == layout.metrics, scheme
-        if run.metrics:  # biases and scales that transformers loads in float32 apart, as the run states
-            for stated in run.differences:
-                assert (stated.metric, stated.why) == ("resident_bytes", LOADED)
-                held = run.modules[stated.module]
-                held["resident_bytes"] = (held["resident_bytes"] or 0) - stated.amount
-            assert run.modules == layout.modules, scheme
-        else:
-            assert any(note.startswith((NOT_OF_RUN, "stored bytes are not known")) for note in run.notes), scheme
-        assert bool(run.metrics) == (described["quant_method"] in BUILT.get(name, ("fp8", "awq"))), (scheme, run.notes)
+        for stated in run.differences:  # biases and scales that transformers loads in float32 apart
+            assert (stated.metric, stated.why) == ("resident_bytes", LOADED)
+            held = run.modules[stated.module]
+            held["resident_bytes"] = (held["resident_bytes"] or 0) - stated.amount
+        assert run == replace(layout, notes=run.notes, saved=run.saved, differences=run.differences), scheme
+        for path, saved in (layout.saved or {}).items():
+            assert (run.saved or {}).get(path) == saved, (scheme, path)
+        made = of_run.UNPACKED if described["quant_method"] in BUILT.get(name, ("fp8", "awq")) else STANDING_IN
+        assert any(note.startswith(made if run.metrics else NOT_KNOWN) for note in run.notes), (scheme, run.notes)
 
 
 IN_FLOAT32 = {"llama", "gpt-oss", "deepseek-v3"}
@@ -419,32 +420,29 @@ def test_unpacking_of_experts_in_one_format(scheme: str) -> None:
         assert all("several formats" in " ".join(ledger.notes) for ledger in report.capture.ledgers)
 
 
-@pytest.mark.parametrize(
-    ("described", "changes", "why"),
-    [
-        (SCHEMES["gptq"], {}, "gptq: no class for it"),
-        (SCHEMES["awq"], {"intermediate_size": 200, "hidden_size": 120}, "120 columns of .* not whole groups of 128"),
-        # No class, as for GPTQ.
-        pytest.param(
-            SCHEMES["int4 of tables too"], {}, "compressed-tensors: no class for it", marks=pytest.mark.thorough
-        ),
-    ],
-)
-def test_what_cannot_be_built_has_no_third_source(
-    tmp_path: Path, described: Any, changes: dict[str, Any], why: str
-) -> None:
-    report = counted(small(tmp_path, described, **changes), "analytic", "static", "dynamic")
+@pytest.mark.parametrize("scheme", ["gptq", "int4 of tables too"])
+def test_what_cannot_be_built_has_stand_ins(tmp_path: Path, scheme: str) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 64}
+    report = counted(small(tmp_path, SCHEMES[scheme], **sizes), *SOURCES)
     ledger = report.capture.ledger("dynamic")
     assert ledger is not None
-    (note,) = [note for note in ledger.notes if note.startswith(NOT_OF_RUN)]
-    assert re.search(why, note)
-    assert not set(STORAGE) & set(ledger.metrics)
-    assert all("dynamic" not in f.values for f in report.discrepancy.findings if f.metric in STORAGE)
+    (note,) = [note for note in ledger.notes if note.startswith(STANDING_IN)]
+    assert re.search(f"{SCHEMES[scheme]['quant_method']}: no class for it can be built", note)
+    assert {tuple(f.values) for f in report.discrepancy.findings if f.metric in STORAGE} == {SOURCES}
+    assert len({tuple(of) for of in in_sources(report).values()}) == 1
+    assert report.discrepancy.verdict == "exact"
+
+
+def test_a_layout_that_is_not_known_has_no_stand_ins(tmp_path: Path) -> None:
+    report = counted(small(tmp_path, SCHEMES["awq"], intermediate_size=200, hidden_size=120), *SOURCES)
+    for ledger in report.capture.ledgers:
+        assert not set(STORAGE) & set(ledger.metrics)
+        assert any(re.search("columns, and the library|is not whole groups", note) for note in ledger.notes)
 
 
 def test_awq_words_unpack_to_the_matrix() -> None:
     numbers = torch.arange(64 * 16, dtype=torch.int32).remainder(13).view(64, 16)
-    words = packed_awq(numbers, 4, 32, bias=True).get_buffer("qweight")
+    words = packed_awq(numbers, 4, 32)["qweight"]
     parts = [(words >> shift) & 15 for shift in range(0, 32, 4)]
     assert torch.equal(torch.stack(parts, -1).flatten(1), numbers)
 
@@ -453,7 +451,7 @@ def test_awq_words_unpack_to_the_matrix() -> None:
 def test_words_of_other_kernels_have_all_numbers(version: str) -> None:
     """Words of 4-bit numbers, sorted: no number is lost or doubled."""
     numbers = torch.arange(64 * 64, dtype=torch.int32).remainder(13).view(64, 64)
-    words = packed_awq(numbers, 4, 32, bias=False, version=version).get_buffer("qweight")
+    words = packed_awq(numbers, 4, 32, version=version)["qweight"]
     parts = [(words.int() >> shift) & 15 for shift in range(0, 8 * words.element_size(), 4)]
     assert torch.equal(torch.stack(parts).flatten().sort().values, numbers.flatten().sort().values)
 

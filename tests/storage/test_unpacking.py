@@ -26,8 +26,8 @@ from costproof.storage.formats import (
     TorchaoEightBit,
     TorchaoInt4,
 )
+from costproof.tracers import format_runs
 from costproof.tracers import unpacking as traced
-from costproof.tracers import unpacking_runs
 
 BLOCKS = CompressedTensors("float-quantized", 8, True, "block", block=(2, 3))
 GROUPS = CompressedTensors("pack-quantized", 4, False, "group", 32)
@@ -129,12 +129,12 @@ def test_arithmetic_that_is_not_known_has_no_number(of: Format) -> None:
 def test_graph_and_run_share_no_arithmetic() -> None:
     """A weight with a wrong scale in one is a difference to the other."""
     for graph, run in (
-        (traced._UNPACK, unpacking_runs.UNPACK_BY_GROUP),
-        (traced._SCALE, unpacking_runs.SCALE_BY_BLOCK),
+        (traced._UNPACK, format_runs.UNPACK_BY_GROUP),
+        (traced._SCALE, format_runs.SCALE_BY_BLOCK),
     ):
         assert graph.keys() == run.keys()
         code = [{f.__module__ for f in table.values()} for table in (graph, run)]
-        assert code == [{traced.__name__}, {unpacking_runs.__name__}]
+        assert code == [{traced.__name__}, {format_runs.__name__}]
 
 
 def test_integers_are_those_of_the_words() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -21,10 +22,20 @@ from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes
 from costproof.patches.sharding import PARTS, quiet
 from costproof.snapshots.copies import on_meta
-from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat, is_stored_in_float32
-from costproof.storage.tensors import STORED_AS, width_recounts
+from costproof.storage.formats import Format
+from costproof.storage.scheme import (
+    PLAIN,
+    LinearModule,
+    Scheme,
+    UnknownFormat,
+    in_numbered_layer,
+    is_stored_in_float32,
+)
+from costproof.storage.tensors import width_recounts
+from costproof.tracers.format_runs import NotPacked, cache_scales, fp8_scale_dtype, packed, packed_awq
 from costproof.tracers.headers import layout_of, scheme_of
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
+from costproof.tracers.stored_module import CheckpointNames, checkpoint_names
 from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:
@@ -94,8 +105,9 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     """Return the storage metrics of a running model's tensors.
 
     The kernels of a quantised checkpoint need a GPU, so its weights are unpacked in a run. Then the tensors are those
-    of the module that transformers builds for the checkpoint; without one there are no metrics, and a note says why.
+    of the module that transformers builds for the checkpoint, or else of stand-in modules, and a note says which.
     """
+    stored_dtype: Dtype | None = target.dtype if isinstance(target, WithStorage) else None
     try:
         scheme = scheme_of(target, model)
         if workload.mesh.fsdp > 1 and scheme != PLAIN:
@@ -105,13 +117,15 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
         elif not workload.mesh.one:
             raise NotBuilt(scheme.method, "transformers builds the whole module, not that of a rank")
         else:
-            made = built_quantised(model, target.stored if isinstance(target, WithStorage) else Stored(), scheme)
+            try:
+                made = built_quantised(model, target.stored if isinstance(target, WithStorage) else Stored(), scheme)
+            except NotBuilt as error:
+                made = stand_in(model, scheme, workload.dtype, stored_dtype or workload.dtype, error)
     except (UnknownFormat, NotBuilt) as error:
         missing = NOT_KNOWN if isinstance(error, UnknownFormat) else NOT_OF_RUN
         return ModuleStorage(notes=(f"{missing}: {error.name}: {error.why}",))
     paths = Paths(made.model)
     tensors = {**paths.parameters, **paths.buffers}
-    stored_dtype: Dtype | None = target.dtype if isinstance(target, WithStorage) else None
     model_type = str(attribute(attribute(model, "config", None), "model_type", ""))
     persistent = {paths.parameter(unwrapped(name)) for name in made.model.state_dict(keep_vars=True)}
     found: dict[str, Costs] = {}
@@ -119,7 +133,7 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     for name, size in (resident_bytes(tensors) | padded).items():
         tensor = tensors[name]
         dtype = made.dtypes.get(name, dtype_name(tensor.dtype))
-        described = name.rpartition(".")[2].startswith(_DESCRIPTION)
+        described = _DESCRIPTION in name.rpartition(".")[2]
         _hold(found, name, 0 if described else size)
         costs = found[name.rpartition(".")[0]]
         if described and any(rule.format.undetermined() for rule in scheme.rules):
@@ -134,9 +148,14 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
                 costs[metric] = None if before is None else before + tensor.numel() * size_of
     known = _known(found, scheme)
     wider = Counter[str]()
-    for name, dtype in made.dtypes.items():
-        wider[name.rpartition(".")[0]] += tensors[name].numel() * (ITEM_BYTES["float32"] - _ITEM[dtype])
-    differences = tuple(StatedDifference(path, "resident_bytes", LOADED, more) for path, more in wider.items())
+    differences = []
+    for why, names in made.loaded_otherwise.items():
+        more = Counter[str]()
+        for name in names:
+            held = tensors[name].dtype.itemsize - _ITEM[made.dtypes[name]]
+            more[name.rpartition(".")[0]] += tensors[name].numel() * held
+        wider.update(more)
+        differences += [StatedDifference(path, "resident_bytes", why, size) for path, size in more.items()]
     saved: dict[str, int] | None = None
     if scheme != PLAIN and "resident_bytes" in known.metrics:
         plain = Counter[str]()
@@ -144,7 +163,7 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
         for name, size in resident_bytes({**of_run.parameters, **of_run.buffers}).items():
             plain[name.rpartition(".")[0]] += size or 0
         saved = {path: size - (found[path]["resident_bytes"] or 0) + wider[path] for path, size in plain.items()}
-    return replace(known, notes=(*known.notes, *made.notes), differences=differences, saved=saved)
+    return replace(known, notes=(*known.notes, *made.notes), differences=tuple(differences), saved=saved)
 
 
 _ITEM: Final = {
@@ -154,9 +173,13 @@ _ITEM: Final = {
 """Bytes of an element by dtype, including the dtypes of quantised weights and of buffers."""
 NOT_OF_RUN: Final = "stored and resident bytes have no dynamic source"
 UNPACKED: Final = "stored and resident bytes are of the module as transformers builds it; the run unpacks the weights"
-
-
+STANDING_IN: Final = (
+    "stored and resident bytes are of stand-in modules that hold what the format's library writes; the run unpacks the "
+    "weights"
+)
+"""Start of a note, after which the reason follows why transformers does not build the modules."""
 LOADED: Final = "transformers converts these scales and biases to float32 as it loads them"
+NARROWED: Final = "transformers loads these scales, powers of two in float32, in one byte (E8M0)"
 
 
 class NotBuilt(Exception):
@@ -173,7 +196,9 @@ class BuiltQuantised:
 
     model: nn.Module
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """Checkpoint dtype of tensors that the class has in float32, since transformers converts them, by name."""
+    """Dtype in the checkpoint of tensors that the module has in another dtype, by name."""
+    loaded_otherwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of those of :attr:`dtypes` that a run holds in the dtype of the module, by the reason."""
     notes: tuple[str, ...] = ()
 
 
@@ -211,16 +236,24 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
         raise NotBuilt(scheme.method, why) from error
     except Exception as error:  # of transformers' code, which raises what it likes
         raise NotBuilt(scheme.method, first_line(error)) from error
-    producers = {getattr(rule.format, "scale_dtype", "F32") for rule in scheme.rules}
-    narrow = next((name for name, kind in STORED_AS.items() if kind in producers), "float32")
+    whole, powers = own.get("weight_block_size") is None, own.get("scale_fmt") == "ue8m0"
+    model_type = str(attribute(attribute(model, "config"), "model_type", ""))
+    scales = fp8_scale_dtype(model_type, in_blocks=not whole, powers=powers)
     dtypes: dict[str, str] = {}
+    otherwise: dict[str, tuple[str, ...]] = {}
     for name, parameter in made.named_parameters():
-        in_files = narrow if name.endswith("_scale_inv") else before.get(name, "float32")
-        if name.endswith("_scale_inv") and parameter.dtype.itemsize == 1 and producers == {"F32"}:
-            dtypes[name] = "float32"  # powers of two, which transformers would write in E8M0
-        elif parameter.dtype.itemsize == ITEM_BYTES["float32"] and in_files != "float32":
+        in_files = before.get(name, "float32")
+        if name.endswith("_scale_inv"):
+            experts = whole is False and own.get("expert_dtype") == "fp4" and ".experts." in name
+            in_files = ("float8_e8m0fnu" if powers else "float32") if experts else scales
+        elif name.endswith(".activation_scale") and whole:
+            in_files = scales
+        of_format = name.endswith(("_scale_inv", ".activation_scale")) or parameter.dtype.itemsize == _ITEM["float32"]
+        if of_format and parameter.dtype.itemsize != _ITEM[in_files]:
             dtypes[name] = in_files
-    return BuiltQuantised(made, dtypes, (UNPACKED,))
+            why = LOADED if parameter.dtype.itemsize > _ITEM[in_files] else NARROWED
+            otherwise[why] = (*otherwise.get(why, ()), name)
+    return BuiltQuantised(made, dtypes, otherwise, (UNPACKED,))
 
 
 def _built_fp8(model: Any, described: dict[str, Any]) -> None:
@@ -230,15 +263,15 @@ def _built_fp8(model: Any, described: dict[str, Any]) -> None:
 
     if "weight_block_size" not in described:
         raise NotBuilt("fp8", "without weight_block_size transformers assumes blocks, but vLLM one scale a matrix")
-    if described["weight_block_size"] is None and described.get("activation_scheme") == "static":
-        raise NotBuilt("fp8", "transformers makes scales of inputs in float32, whatever the checkpoint has")
     quantiser: Any = AutoHfQuantizer.from_config(described, pre_quantized=True)
     quantiser.preprocess_model(model, dtype=model.dtype)
-    for module in model.modules():
-        block = module.block_size if isinstance(module, FP8Experts) else None
-        block = None if quantiser.quantization_config.expert_dtype == "fp4" else block
-        if block is not None and module.has_gate and module.intermediate_dim % block[0]:
-            rows = module.intermediate_dim
+    for experts in (module for module in model.modules() if isinstance(module, FP8Experts)):
+        block, rows = experts.block_size, experts.intermediate_dim
+        if experts.activation_scheme == "static":
+            raise NotBuilt("fp8", "the class has one scale for the inputs of gate and up, where files have two")
+        if quantiser.quantization_config.expert_dtype != "fp4" and experts.has_gate and block is None:
+            raise NotBuilt("fp8", "the class has one scale for gate and up, where files have two")
+        if quantiser.quantization_config.expert_dtype != "fp4" and experts.has_gate and rows % block[0]:
             raise NotBuilt("fp8", f"the class scales gate and up as one matrix, where {rows} rows are not whole blocks")
 
 
@@ -269,7 +302,7 @@ def _built_mxfp4(model: Any, described: dict[str, Any]) -> None:
 _MOST_WEIGHTS: Final = 2**27
 """Maximum number of weights of a matrix that a library quantises on the CPU to show its tensors."""
 _DESCRIPTION: Final = "weight_quant_state"
-"""Name prefix of JSON tensors, which a loaded module does not keep."""
+"""Part of the names of JSON tensors, which a loaded module does not keep."""
 Quantise = Callable[[Any], Mapping[str, Any]]
 
 
@@ -300,10 +333,18 @@ def _replace_linear(model: Any, method: str, quantise: Mapping[str, Quantise]) -
             with torch.no_grad():
                 kind.weight.zero_()
             seen[key] = of(kind.to(model.dtype).requires_grad_(False))
-        made = torch.nn.Module()
-        for name, tensor in seen[key].items():
-            made.register_buffer(name.replace(".", "_"), torch.empty_like(tensor, device="meta"))
-        model.set_submodule(path, made)
+        tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in seen[key].items()}
+        model.set_submodule(path, _holder(tensors))
+
+
+def _holder(tensors: Mapping[str, Any]) -> nn.Module:
+    """Return a module that has these tensors as buffers, with underscores for dots in their names."""
+    from torch.nn import Module
+
+    made = Module()
+    for name, tensor in tensors.items():
+        made.register_buffer(name.replace(".", "_"), tensor)
+    return made
 
 
 def _built_bitsandbytes(model: Any, described: dict[str, Any]) -> None:
@@ -403,51 +444,8 @@ def _built_awq(model: Any, described: dict[str, Any]) -> None:
             if matrix.shape[0] % max(group, 1):
                 raise NotBuilt("awq", f"{matrix.shape[0]} columns of {path} are not whole groups of {group}")
             version = str(described.get("version") or "gemm").lower()
-            model.set_submodule(path, packed_awq(matrix, bits, group, bias=linear.bias is not None, version=version))
-
-
-def packed_awq(matrix: torch.Tensor, bits: int, group: int, *, bias: bool, version: str = "gemm") -> nn.Module:
-    """Return a module with the tensors in which AutoAWQ packs a matrix of integers [columns, rows].
-
-    Neighboring rows (``gemm``) or columns (``gemv``), four rows (``gemv_fast``) or tiles of 16 columns (``marlin``) are
-    packed into words. AutoAWQ packs them in another order, which decides no size.
-
-    Args:
-        group: number of columns that share scales and zero points; -1: all.
-    """
-    import torch
-
-    def words(numbers: Any) -> Any:
-        shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=numbers.device)
-        return (numbers.unflatten(1, (-1, 32 // bits)) << shifts).sum(-1, dtype=torch.int32)
-
-    numbers: Any = matrix
-    groups = numbers.unflatten(0, (-1, group if group > 0 else matrix.shape[0]))
-    zeros, scales = groups.amin(1), groups.amax(1).to(torch.float16)
-    packed: dict[str, Any] = {}
-    if version.startswith("gemv"):  # kernels read whole words, of 1,024 columns if groups are small
-        whole = max(1024 // group, 8)
-        padding = (0, -zeros.shape[0] % whole)
-        zeros, scales = (torch.nn.functional.pad(one.T, padding) for one in (zeros, scales))
-    match version:
-        case "gemm":
-            packed = {"qweight": words(numbers), "qzeros": words(zeros)}
-        case "gemv":
-            packed = {"qweight": words(numbers.T), "qzeros": words(zeros)}
-        case "gemv_fast":
-            nibbles = torch.arange(0, 16, bits, dtype=torch.int16, device=numbers.device)
-            four = numbers.to(torch.int16).T.unflatten(0, (-1, 16 // bits)).movedim(1, -1) << nibbles
-            packed = {"qweight": four.sum(-1, dtype=torch.int16), "qzeros": (zeros * scales).T}
-            scales = scales.T
-        case "marlin":
-            packed = {"qweight": words(numbers.unflatten(0, (-1, 16)).movedim(1, -1).flatten(1))}
-        case _:
-            raise NotBuilt("awq", f"version {version} is not known")
-    made = torch.nn.Module()
-    for name, tensor in (packed | {"scales": scales}).items():
-        made.register_buffer(name, tensor)
-    made.register_buffer("bias", matrix[0].to(torch.float16) if bias else None)
-    return made
+            bias = {"bias": matrix.new_empty(rows, dtype=torch.float16)} if linear.bias is not None else {}
+            model.set_submodule(path, _holder(packed_awq(matrix, bits, group, version=version) | bias))
 
 
 _BUILDERS: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
@@ -455,6 +453,129 @@ _BUILDERS: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
     "compressed-tensors": _built_compressed, "torchao": _built_torchao,
 }  # fmt: skip
 """Function that replaces a model's modules by quantised ones, by quantisation method."""
+
+
+def stand_in(model: nn.Module, scheme: Scheme, run: Dtype, stored: Dtype, error: NotBuilt) -> BuiltQuantised:
+    """Return the model on meta with the tensors of its quantised checkpoint, packed by the code of :mod:`.format_runs`.
+
+    Which parts are quantised follows from the scheme's rules, and their tensors from packing the model's own. The
+    static source has neither: it asks as a format's library does, and computes shapes from a layout.
+
+    Args:
+        model: the module that runs, which stays unchanged.
+        run: dtype of the run.
+        stored: dtype in which the checkpoint has unquantised tensors that the run has in its dtype.
+        error: why transformers does not build the modules.
+
+    Raises:
+        NotBuilt: a format has no code that packs it.
+        UnknownFormat: the rules have no format for a module.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    if not hasattr(model, "get_input_embeddings") or scheme.stacked:
+        raise error
+    made: Any = on_meta(model)
+    of_run, of_files = (getattr(torch, dtype) for dtype in (run, stored))
+    names, every = checkpoint_names(made), list(made.named_modules())
+    head, table = (_called(made, f"get_{end}_embeddings") for end in ("output", "input"))
+    shared = {id(p) for p in (table.parameters() if table is not None else ())}
+    in_float32 = (attribute(made, f"_keep_in_fp32_modules{end}", None) or () for end in ("", "_strict"))
+    wide = {f".{name}." for listed in in_float32 for name in listed}
+    dtypes: dict[str, str] = {}
+    owners: dict[int, bool] = {}
+    """Whether a parameter is replaced, by its identity."""
+
+    def as_stored(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return tensor.to(of_files if like.dtype == of_run else like.dtype)
+
+    def pack(of: Format, weights: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        try:
+            return packed(of, as_stored(weights, weights), None if bias is None else as_stored(bias, weights))
+        except NotPacked as why:
+            raise NotBuilt(error.name, f"{error.why}; {why}") from why
+
+    for path, module in every:
+        tensors: dict[str, torch.Tensor] = {}
+        own: Any = module._parameters
+        weight = own.get("weight")
+        if weight is not None and isinstance(module, torch.nn.Linear | torch.nn.Embedding | Conv1D):
+            is_tied = module is head and id(weight) in owners
+            matrix = weight.T if isinstance(module, Conv1D) else weight
+            place = LinearModule(
+                names.module(path), type(module).__name__, matrix.shape[1], module is head or id(weight) in shared,
+                in_numbered_layer(path), path, tuple(kind.__name__ for kind in type(module).__mro__), matrix.shape[0],
+                any(name in f".{path}." for name in wide), is_tied,
+            )  # fmt: skip
+            of = None if id(weight) in owners and not is_tied else scheme.format_of(place)
+            if of is not None and not is_tied:
+                tensors = pack(of, matrix, own.pop("bias", None))
+            elif of is None and scheme.float32 and place.in_float32 and not is_tied:
+                dtypes[f"{path}.weight"] = "float32"
+            owners.setdefault(id(weight), of is not None)
+            if owners[id(weight)]:
+                del own["weight"]
+        for name in [n for n, p in own.items() if p is not None and p.dim() == 3 and names.layers_of(n)]:
+            _unstack(module, path, name, scheme, names, pack, tensors)
+        if path.rpartition(".")[2] == "self_attn":
+            one = next(module.parameters(), None)
+            one = torch.empty(1, dtype=torch.bfloat16, device="meta") if one is None else one
+            tensors |= cache_scales(scheme.cache, as_stored(one, one))
+        for name, tensor in tensors.items():
+            module.register_buffer(name.replace(".", "_"), tensor)
+    return BuiltQuantised(made, dtypes, notes=(f"{STANDING_IN}: {error.name}: {error.why}",))
+
+
+def _called(model: nn.Module, method: str) -> nn.Module | None:
+    """Return what a method without arguments returns; ``None`` if the class leaves it to its subclasses."""
+    with suppress(AttributeError, NotImplementedError):
+        found: nn.Module | None = getattr(model, method)()
+        return found
+    return None
+
+
+def _unstack(
+    module: Any, path: str, name: str, scheme: Scheme, names: CheckpointNames,
+    pack: Callable[[Format, Any, Any], dict[str, Any]], tensors: dict[str, Any],
+) -> None:  # fmt: skip
+    """Replace the stacked matrices of all experts by the tensors of each expert, if some of them are quantised.
+
+    Args:
+        module: module that has the stack.
+        name: name of the parameter, [experts, rows, columns] or transposed; biases are ``NAME_bias``.
+        pack: function that returns the tensors of a matrix in a format.
+        tensors: quantised tensors of all experts, by name, to which those of the stack are added.
+    """
+    import torch
+
+    stack, biases = module._parameters[name], module._parameters.get(f"{name}_bias")
+    experts, layers, inside = stack.shape[0], names.layers_of(name), names.module(path)
+    matrix = stack[0].T if attribute(module, "is_transposed", False) else stack[0]
+    found: list[tuple[str, Any, Any, Counter[Format | None]]] = []
+    for i, layer in enumerate(layers):
+        part = matrix.chunk(len(layers))[i]
+        bias = None if biases is None else biases[0].chunk(len(layers))[i]
+        places = (
+            LinearModule(f"{inside}.{j}.{layer}", "Expert", part.shape[1], own_path=f"{path}.{j}.{layer}",
+                         rows=part.shape[0])
+            for j in range(experts if scheme.names_experts else 1)
+        )  # fmt: skip
+        formats = Counter(map(scheme.format_of, places))
+        found.append((layer, part, bias, formats if scheme.names_experts else Counter(dict.fromkeys(formats, experts))))
+    if all({*formats} == {None} for *_, formats in found):
+        return
+    del module._parameters[name]
+    module._parameters.pop(f"{name}_bias", None)
+    for layer, part, bias, formats in found:
+        for i, (of, count) in enumerate(formats.items()):
+            plain = {"weight": part} | ({} if bias is None else {"bias": bias})
+            for end, tensor in (plain if of is None else pack(of, part, bias)).items():
+                every = tensor.new_empty(count, *tensor.shape)
+                if of is None:
+                    module.register_parameter(f"{layer}_{i}_{end}", torch.nn.Parameter(every, requires_grad=False))
+                else:
+                    tensors[f"{layer}_{i}_{end}"] = every
 
 
 def _hold(found: dict[str, Costs], name: str, size: int | None) -> None:

@@ -35,9 +35,9 @@ from costproof.storage import formats
 from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import UnknownFormat
 from costproof.tracers.exported import export_graph
+from costproof.tracers.format_runs import SCALE_BY_BLOCK, UNPACK_BY_GROUP, Tensors, torch_dtype
 from costproof.tracers.headers import layout_of
 from costproof.tracers.stored_module import StoredMatrix
-from costproof.tracers.unpacking_runs import SCALE_BY_BLOCK, UNPACK_BY_GROUP, Tensors, torch_dtype
 
 if TYPE_CHECKING:
     from torch import nn
