@@ -1,21 +1,28 @@
 """Stored bytes of published checkpoints by their configurations alone: ``python -m benchmarks.checkpoints``.
 
-It writes docs/checkpoints.md, from the rows of tests/storage/published.json.
+It writes docs/checkpoints.md, from the rows of tests/storage/published.json and of tests/storage/configurations.json.
+The latter are counted again with ``--configurations``, which takes an hour; names after it count these alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tests.oracles.published import ROWS, write_row
+from tests.oracles.published import COUNTED, ROWS, write_configuration, write_row
 
 import costproof
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.models.registry import load_target
+from costproof.models.target import WithFormulas
 from costproof.reports.escape import table
+from costproof.reports.fits import fit_sentence
 from costproof.views.numbers import exact
 
 PAGE: Final = Path("docs/checkpoints.md")
@@ -57,7 +64,11 @@ Multi-token prediction modules (MTP) count with `--mtp N`, in `fits` too, for De
 Qwen3-Next, Qwen3.5, MiMo, MiMo-V2-Flash and DeepSeek-V4: a layer like the last one with full attention (MiMo-V2-Flash:
 with a window and a dense MLP; DeepSeek-V4: with a window, so without a compressor), a projection, norms, and in the
 first three copies of the tables. DeepSeek-V4 stores hyper-connections, sinks and positions of compressors in float32,
-all else that is not quantised in bfloat16.
+all else that is not quantised in bfloat16. `fits --mtp N` on a [mesh](devices.md) divides the layer and the tables of
+DeepSeek-V3's module as the plan divides the decoder's (vLLM `DeepSeekMultiTokenPredictorLayer`, SGLang
+`DeepseekModelNextN`); each rank has the norms and the projection whole, and of a pipeline only ranks of the last stage
+have the module ("the entire draft model on the last PP rank", vLLM `GPUModelRunner`). All ranks sum to one device plus
+named copies, residual 0; a rank's tensors are those of its model too. The other families have no plan for a mesh.
 
 ## Headers against the layout
 
@@ -101,6 +112,95 @@ rows are llama.cpp's rule for each mix. Kimi-K3 (1,560,860,324,864 bytes) has no
 """
 
 
+CONFIGURATIONS: Final = """
+## Configurations
+
+All configurations of `tests/models/configs`, where `SOURCES.md` says from which repository each is: what is counted of
+each, with the quantisation that `tests/storage/configurations.json` states. *Formulas*: whether a family in costproof
+describes the model; of others all numbers are of graphs and runs. *Stored* is by the configuration alone, without MTP
+modules. *Report* compares the sources, all of a model cut to two layers (`--layers 2 --seq-len 16`, text without
+images); *exact* and *explained* are exit code 0. *Fits* is the answer of `costproof fits --memory 4TB` for the whole
+model and its usual workload. A number or an answer that is missing has its reason.
+"""
+MEMORY: Final = "4TB"
+RUNS: Final[tuple[dict[str, Any], ...]] = ({"seq_len": 16}, {"seq_len": 16, "image_size": 0}, {})
+"""Settings of a report; the first that the model takes count."""
+
+
+ANSWERS: Final = ("stored", "report", "fits")
+
+
+def counted(row: Mapping[str, Any], answers: Collection[str] = ANSWERS) -> dict[str, Any]:
+    """Return a row of tests/storage/configurations.json with what the commands answer now, or some of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = write_configuration(row, Path(folder))
+        found, why = {**row}, {key: text for key, text in row["why"].items() if key not in answers}
+        for key in answers:
+            try:
+                found[key], reason = _ANSWERS[key](target)
+            except CostproofError as error:
+                first = error.problems[0] if isinstance(error, Problems) else error
+                found[key], reason = None, re.sub(r"/\S*/config\.json", "config.json", first.line)
+            why |= {key: reason} if reason else {}
+        try:
+            found["formulas"] = isinstance(load_target(target), WithFormulas)
+        except CostproofError:
+            found["formulas"] = False
+    return {**found, "why": {key: why[key] for key in ANSWERS if key in why}}
+
+
+def _stored(target: str) -> tuple[int, str]:
+    found = costproof.stored(target)
+    return found.totals.bytes, "; ".join(found.undetermined)
+
+
+def _report(target: str) -> tuple[str, str]:
+    for i, run in enumerate(RUNS):
+        try:
+            found = costproof.report(target, layers=2, **run)
+        except BadInput:
+            if i == len(RUNS) - 1:
+                raise
+        else:
+            return found.discrepancy.verdict, "" if found.exit_code == 0 else found.sentence
+    raise AssertionError
+
+
+def _fits(target: str) -> tuple[str, str]:
+    found = costproof.fits(target, memory=MEMORY)
+    return found.verdict, "" if found.verdict == "fits" else fit_sentence(found)
+
+
+_ANSWERS: Final[Mapping[str, Callable[[str], tuple[object, str]]]] = {
+    "stored": _stored, "report": _report, "fits": _fits
+}  # fmt: skip
+
+
+def count_configurations(names: list[str], answers: Collection[str] = ANSWERS) -> None:
+    """Count the configurations with these names again, or all of them, and write what was found after each."""
+    rows = json.loads(COUNTED.read_text(encoding="utf-8"))
+    if unknown := set(names) - {row["name"] for row in rows}:
+        raise SystemExit(f"no rows for {', '.join(sorted(unknown))}")
+    for i, row in enumerate(rows):
+        if not names or row["name"] in names:
+            rows[i] = counted(row, answers)
+            lines = ",\n ".join(json.dumps(one, ensure_ascii=False) for one in rows)
+            COUNTED.write_text(f"[\n {lines}\n]\n", encoding="utf-8")
+            print(
+                json.dumps({key: value for key, value in rows[i].items() if key != "quantization_config"}), flush=True
+            )
+
+
+def configurations() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of configurations: those without formulas first."""
+    rows = json.loads(COUNTED.read_text(encoding="utf-8"))
+    for row in sorted(rows, key=lambda row: (row["formulas"], row["name"].lower())):
+        why = "; ".join(f"{key}: {text}" for key, text in row["why"].items())
+        stored = "" if row["stored"] is None else exact(row["stored"])
+        formulas = "yes" if row["formulas"] else "no"
+        yield row["name"], formulas, stored, row["report"] or "no", row["fits"] or "no", why
+
+
 def computed() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table."""
     for row in json.loads(ROWS.read_text(encoding="utf-8")):
@@ -115,11 +215,21 @@ def computed() -> Iterator[tuple[str, ...]]:
             yield row["name"], ", ".join(found.formats), exact(found.totals.bytes), exact(row["bytes"]), said
 
 
+def page(published: list[tuple[str, ...]]) -> str:
+    """Return the page with these rows of published totals."""
+    totals = table(("checkpoint", "format", "by its configuration", "published", "difference"), "llrrl", published)
+    names = ("configuration", "formulas", "stored", "report", "fits", "what is missing, and why")
+    return "\n".join([HEAD, *totals, CONFIGURATIONS, *table(names, "llrlll", [*configurations()]), ""])
+
+
 def main() -> int:
     """Write the page; 1 if bytes have no cause."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--configurations", nargs="*", metavar="NAME", help="count these again first, or all")
+    if (names := parser.parse_args().configurations) is not None:
+        count_configurations(names)
     rows = list(computed())
-    names = ("checkpoint", "format", "by its configuration", "published", "difference")
-    PAGE.write_text("\n".join([HEAD, *table(names, "llrrl", rows), ""]), encoding="utf-8")
+    PAGE.write_text(page(rows), encoding="utf-8")
     print(f"wrote {PAGE}")
     return int(any(UNNAMED in row[-1] for row in rows))
 

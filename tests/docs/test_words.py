@@ -66,6 +66,7 @@ def test_tests_import_scripts_of_benchmarks_only_to_test_them() -> None:
         "allocations",
         "peaks",
         "real_jobs",
+        "checkpoints",
     }
     imports = re.compile(r"^\s*from benchmarks(?:\.(\w+))? import (\w+)", flags=re.MULTILINE)
     found = {

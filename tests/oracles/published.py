@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROWS: Final = Path(__file__).parents[1] / "storage" / "published.json"
+COUNTED: Final = ROWS.with_name("configurations.json")
 CONFIGS: Final = (Path(__file__).parents[1] / "models" / "configs", ROWS.parent)
 GGUF: Final = {"F32": 0, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
 """Number of a type in a table of tensors; source: gguf-py, ``GGMLQuantizationType``."""
@@ -30,6 +31,14 @@ def configuration(row: Mapping[str, Any]) -> dict[str, Any]:
         file = next(file for folder in CONFIGS if (file := folder / f"{of}.json").exists())
         of = json.loads(file.read_text(encoding="utf-8"))
     return {**of, "quantization_config": row["quantization_config"]}
+
+
+def write_configuration(row: Mapping[str, Any], folder: Path) -> str:
+    """Write the configuration of a row of :data:`COUNTED`, a file by its name; return the target."""
+    data = json.loads((CONFIGS[0] / f"{row['name']}.json").read_text(encoding="utf-8"))
+    more = {key: row[key] for key in ("quantization_config",) if key in row}
+    (folder / "config.json").write_text(json.dumps(data | more), encoding="utf-8")
+    return f"hf:{folder / 'config.json'}"
 
 
 def write_row(row: Mapping[str, Any], folder: Path) -> tuple[str, Path | None]:

@@ -206,8 +206,8 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
     """Return the model on meta with the tensors of its quantised checkpoint, as transformers builds it.
 
     Which parts are quantised, and the shapes of their tensors, follow from the code of transformers and of the format's
-    library, and for AWQ, whose linear layer is in another package, from packing a matrix. A format has no part in it,
-    except for the dtype of scales, which only its producer decides.
+    library, and for AWQ, whose linear layer is in another package, from packing a matrix. A format has no part in it.
+    The dtype of scales in files, which only a producer decides, is that of :func:`~.format_runs.fp8_scale_dtype`.
 
     Args:
         model: the module that runs, which stays unchanged.
