@@ -64,11 +64,11 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def counted(folder: Path, model: dict[str, Any], described: dict[str, Any]) -> Report:
+def counted(folder: Path, model: dict[str, Any], described: dict[str, Any], **run: Any) -> Report:
     (folder / "config.json").write_text(json.dumps(model | {"quantization_config": described}), encoding="utf-8")
     target: Any = load_target(f"hf:{folder / 'config.json'}")
     assert not isinstance(target, WithFormulas)
-    workload = replace(target.workload(seq_len=5), new_tokens=1)
+    workload = replace(target.workload(seq_len=5, **run), new_tokens=1)
     return count_sources(Prepared(target, workload, ("static", "dynamic"), no_cache=True))
 
 
@@ -140,6 +140,26 @@ def test_every_format_has_two_sources(tmp_path: Path, scheme: str, model: str) -
     noted = [note for ledger in report.capture.ledgers for note in ledger.notes]
     built = scheme == "fp8 powers" or (model == "olmo2" and scheme in ("fp8 static", "awq"))
     assert any(note.startswith(of_run.UNPACKED if built else of_run.STANDING_IN) for note in noted), noted
+
+
+@pytest.mark.parametrize(("stored", "run"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "bfloat16")])
+@pytest.mark.parametrize("name", ["static", "blocks", "rows"])
+def test_scales_and_biases_do_not_follow_the_dtype_of_the_run(tmp_path: Path, name: str, stored: str, run: str) -> None:
+    """Of a matrix they are as in the files, and of transformers' fp8 modules in float32; all else is in the run's."""
+    described = {"static": STATIC_FP8, "blocks": BLOCKS, "rows": ROWS_FP8}[name]
+    report = counted(tmp_path, {**OLMO, "torch_dtype": stored}, described, dtype=run)
+    found, item = totals(report), {"bfloat16": 2, "float16": 2, "float32": 4}
+    matrices = 2 * 128 * 128 + 2 * 64 * 128 + 3 * 192 * 128
+    biases, norms, tables = 128 + 64 + 64 + 128, 2 * 128 + 128 + 128 + 64, 2 * 96 * 128
+    one_each, blocks = 7 * 2, 4 + 3 * 2  # of q and o, k and v, and of three matrices with 192 rows or columns
+    scales = {"static": one_each * 2, "blocks": blocks * 4, "rows": (4 * 128 + 2 * 192) * item[stored]}
+    quantised = matrices + scales[name] + biases * item[stored]
+    assert found["static"][0] == found["dynamic"][0] == quantised + (norms + tables) * item[stored]
+    held = quantised + (norms + tables) * item[run] + 2 * 16 * 4
+    assert found["static"][2] == held
+    wide = {"static": one_each * 2, "blocks": 0, "rows": 0}[name] + (4 - item[stored]) * biases * (name != "rows")
+    assert found["dynamic"][2] == held + wide
+    assert report.discrepancy.verdict == ("explained" if wide else "exact")
 
 
 def _first_scale(change: Callable[[StoredTensor], StoredTensor]) -> Callable[[Any], Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -108,6 +108,7 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     of the module that transformers builds for the checkpoint, or else of stand-in modules, and a note says which.
     """
     stored_dtype: Dtype | None = target.dtype if isinstance(target, WithStorage) else None
+    dtypes = {workload.dtype: stored_dtype or workload.dtype}
     try:
         scheme = scheme_of(target, model)
         if workload.mesh.fsdp > 1 and scheme != PLAIN:
@@ -118,9 +119,11 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
             raise NotBuilt(scheme.method, "transformers builds the whole module, not that of a rank")
         else:
             try:
-                made = built_quantised(model, target.stored if isinstance(target, WithStorage) else Stored(), scheme)
+                made = built_quantised(
+                    model, target.stored if isinstance(target, WithStorage) else Stored(), scheme, dtypes
+                )
             except NotBuilt as error:
-                made = stand_in(model, scheme, workload.dtype, stored_dtype or workload.dtype, error)
+                made = stand_in(model, scheme, dtypes, error)
     except (UnknownFormat, NotBuilt) as error:
         missing = NOT_KNOWN if isinstance(error, UnknownFormat) else NOT_OF_RUN
         return ModuleStorage(notes=(f"{missing}: {error.name}: {error.why}",))
@@ -139,8 +142,8 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
         if described and any(rule.format.undetermined() for rule in scheme.rules):
             costs["stored_bytes"] = costs["stored_elements"] = None
         if name in persistent and size != 0:
-            cast = stored_dtype is not None and dtype == workload.dtype and name in paths.parameters
-            stored = stored_dtype if cast and stored_dtype is not None else dtype
+            is_plain = name in paths.parameters and name not in made.of_format
+            stored = dtypes.get(dtype, dtype) if is_plain else dtype  # type: ignore[call-overload]
             usual, stored = stored, "float32" if is_stored_in_float32(model_type, name) else stored
             check_recounts(width_recounts(model_type, name, 8 * _ITEM[stored], 8 * _ITEM[usual]))
             for metric, size_of in (("stored_bytes", _ITEM[stored]), ("stored_elements", 1)):
@@ -197,12 +200,19 @@ class BuiltQuantised:
     model: nn.Module
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Dtype in the checkpoint of tensors that the module has in another dtype, by name."""
-    loaded_otherwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    loaded_otherwise: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of those of :attr:`dtypes` that a run holds in the dtype of the module, by the reason."""
+    of_format: frozenset[str] = frozenset()
+    """Names of the parameters of quantised modules, whose dtype does not follow that of the run."""
     notes: tuple[str, ...] = ()
 
 
-def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQuantised:
+_AS_IN_RUN: Final[Mapping[Dtype, Dtype]] = {}
+
+
+def built_quantised(
+    model: nn.Module, stored: Stored, scheme: Scheme, as_stored: Mapping[Dtype, Dtype] = _AS_IN_RUN
+) -> BuiltQuantised:
     """Return the model on meta with the tensors of its quantised checkpoint, as transformers builds it.
 
     Which parts are quantised, and the shapes of their tensors, follow from the code of transformers and of the format's
@@ -211,6 +221,7 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
 
     Args:
         model: the module that runs, which stays unchanged.
+        as_stored: dtypes of unquantised parameters in the checkpoint, by their dtype in the model, if they differ.
 
     Raises:
         NotBuilt: it cannot be built, or would not hold all tensors of the checkpoint.
@@ -226,6 +237,7 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
         raise NotBuilt(scheme.method, "transformers has no scales of the cache")
     made: Any = on_meta(model)
     before = {name: dtype_name(t.dtype) for name, t in made.named_parameters()}
+    usual: dict[str, str] = {name: as_stored.get(dtype, dtype) for name, dtype in before.items()}  # type: ignore[call-overload]
     try:
         with quiet():
             build(made, dict(own))
@@ -240,20 +252,23 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
     model_type = str(attribute(attribute(model, "config"), "model_type", ""))
     scales = fp8_scale_dtype(model_type, in_blocks=not whole, powers=powers)
     dtypes: dict[str, str] = {}
-    otherwise: dict[str, tuple[str, ...]] = {}
-    for name, parameter in made.named_parameters():
-        in_files = before.get(name, "float32")
+    otherwise: dict[str, list[str]] = defaultdict(list)
+    named = dict(made.named_parameters())
+    quantised = {name.rpartition(".")[0] for name in named if name not in before}
+    of_format = frozenset(name for name in named if name.rpartition(".")[0] in quantised)
+    for name in of_format:
+        in_files, own_dtype = usual.get(name, "float32"), named[name].dtype
         if name.endswith("_scale_inv"):
-            experts = whole is False and own.get("expert_dtype") == "fp4" and ".experts." in name
+            experts = own.get("expert_dtype") == "fp4" and ".experts." in name
             in_files = ("float8_e8m0fnu" if powers else "float32") if experts else scales
         elif name.endswith(".activation_scale") and whole:
             in_files = scales
-        of_format = name.endswith(("_scale_inv", ".activation_scale")) or parameter.dtype.itemsize == _ITEM["float32"]
-        if of_format and parameter.dtype.itemsize != _ITEM[in_files]:
+        elif own_dtype.itemsize != _ITEM["float32"]:  # packed weights
+            continue
+        if own_dtype.itemsize != _ITEM[in_files]:
             dtypes[name] = in_files
-            why = LOADED if parameter.dtype.itemsize > _ITEM[in_files] else NARROWED
-            otherwise[why] = (*otherwise.get(why, ()), name)
-    return BuiltQuantised(made, dtypes, otherwise, (UNPACKED,))
+            otherwise[LOADED if own_dtype.itemsize > _ITEM[in_files] else NARROWED].append(name)
+    return BuiltQuantised(made, dtypes, otherwise, of_format, (UNPACKED,))
 
 
 def _built_fp8(model: Any, described: dict[str, Any]) -> None:
@@ -455,7 +470,7 @@ _BUILDERS: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
 """Function that replaces a model's modules by quantised ones, by quantisation method."""
 
 
-def stand_in(model: nn.Module, scheme: Scheme, run: Dtype, stored: Dtype, error: NotBuilt) -> BuiltQuantised:
+def stand_in(model: nn.Module, scheme: Scheme, dtypes: Mapping[Dtype, Dtype], error: NotBuilt) -> BuiltQuantised:
     """Return the model on meta with the tensors of its quantised checkpoint, packed by the code of :mod:`.format_runs`.
 
     Which parts are quantised follows from the scheme's rules, and their tensors from packing the model's own. The
@@ -463,8 +478,7 @@ def stand_in(model: nn.Module, scheme: Scheme, run: Dtype, stored: Dtype, error:
 
     Args:
         model: the module that runs, which stays unchanged.
-        run: dtype of the run.
-        stored: dtype in which the checkpoint has unquantised tensors that the run has in its dtype.
+        dtypes: dtypes of unquantised tensors in the checkpoint, by their dtype in the model.
         error: why transformers does not build the modules.
 
     Raises:
@@ -477,18 +491,18 @@ def stand_in(model: nn.Module, scheme: Scheme, run: Dtype, stored: Dtype, error:
     if not hasattr(model, "get_input_embeddings") or scheme.stacked:
         raise error
     made: Any = on_meta(model)
-    of_run, of_files = (getattr(torch, dtype) for dtype in (run, stored))
+    in_files = {getattr(torch, dtype): getattr(torch, stored) for dtype, stored in dtypes.items()}
     names, every = checkpoint_names(made), list(made.named_modules())
     head, table = (_called(made, f"get_{end}_embeddings") for end in ("output", "input"))
     shared = {id(p) for p in (table.parameters() if table is not None else ())}
     in_float32 = (attribute(made, f"_keep_in_fp32_modules{end}", None) or () for end in ("", "_strict"))
     wide = {f".{name}." for listed in in_float32 for name in listed}
-    dtypes: dict[str, str] = {}
+    wider: dict[str, str] = {}
     owners: dict[int, bool] = {}
     """Whether a parameter is replaced, by its identity."""
 
     def as_stored(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return tensor.to(of_files if like.dtype == of_run else like.dtype)
+        return tensor.to(in_files.get(like.dtype, like.dtype))
 
     def pack(of: Format, weights: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
         try:
@@ -512,7 +526,7 @@ def stand_in(model: nn.Module, scheme: Scheme, run: Dtype, stored: Dtype, error:
             if of is not None and not is_tied:
                 tensors = pack(of, matrix, own.pop("bias", None))
             elif of is None and scheme.float32 and place.in_float32 and not is_tied:
-                dtypes[f"{path}.weight"] = "float32"
+                wider[f"{path}.weight"] = "float32"
             owners.setdefault(id(weight), of is not None)
             if owners[id(weight)]:
                 del own["weight"]
@@ -524,7 +538,7 @@ def stand_in(model: nn.Module, scheme: Scheme, run: Dtype, stored: Dtype, error:
             tensors |= cache_scales(scheme.cache, as_stored(one, one))
         for name, tensor in tensors.items():
             module.register_buffer(name.replace(".", "_"), tensor)
-    return BuiltQuantised(made, dtypes, notes=(f"{STANDING_IN}: {error.name}: {error.why}",))
+    return BuiltQuantised(made, wider, notes=(f"{STANDING_IN}: {error.name}: {error.why}",))
 
 
 def _called(model: nn.Module, method: str) -> nn.Module | None:

@@ -7,8 +7,8 @@ reference on whole matrices; the dynamic one runs separate code at the dispatche
 code of transformers. Integers are only made there, since their work is 0.
 
 Bytes saved are what a module is smaller by, as it is stored, times the reads that the graph or the run has of it. The
-size is that of the layout for the static source, and for the dynamic one that of the module that transformers builds, or
-of stand-ins.
+size is that of the layout for the static source; for the dynamic one, of the module that transformers builds, or of
+stand-ins.
 """
 
 from __future__ import annotations
