@@ -119,8 +119,11 @@ All configurations of `tests/models/configs`, where `SOURCES.md` says from which
 each, with the quantisation that `tests/storage/configurations.json` states. *Formulas*: whether a family in costproof
 describes the model; of others all numbers are of graphs and runs. *Stored* is by the configuration alone, without MTP
 modules. *Report* compares the sources, all of a model cut to two layers (`--layers 2 --seq-len 16`, text without
-images); *exact* and *explained* are exit code 0. *Fits* is the answer of `costproof fits --memory 4TB` for the whole
-model and its usual workload. A number or an answer that is missing has its reason.
+images where these need more tokens); *exact* and *explained* are exit code 0. *Fits* is the answer of
+`costproof fits --memory 4TB` for the whole model and its usual workload. An answer that is missing has its reason, or
+was *not asked* when the rows were made (`python -m benchmarks.checkpoints --configurations NAME`). Two files have a
+format only in their names (Nemotron-3-Nano-30B-NVFP4, Llama-3.1-70B-FP8-modelopt): ModelOpt states it in
+`hf_quant_config.json`, which is not here, so that these rows are of 16 bits.
 """
 MEMORY: Final = "4TB"
 RUNS: Final[tuple[dict[str, Any], ...]] = ({"seq_len": 16}, {"seq_len": 16, "image_size": 0}, {})
@@ -196,9 +199,9 @@ def configurations() -> Iterator[tuple[str, ...]]:
     rows = json.loads(COUNTED.read_text(encoding="utf-8"))
     for row in sorted(rows, key=lambda row: (row["formulas"], row["name"].lower())):
         why = "; ".join(f"{key}: {text}" for key, text in row["why"].items())
-        stored = "" if row["stored"] is None else exact(row["stored"])
-        formulas = "yes" if row["formulas"] else "no"
-        yield row["name"], formulas, stored, row["report"] or "no", row["fits"] or "no", why
+        answers = ("no" if key in row["why"] else "not asked" for key in ANSWERS)
+        cells = [exact(v) if type(v := row[key]) is int else v or no for key, no in zip(ANSWERS, answers, strict=True)]
+        yield row["name"], "yes" if row["formulas"] else "no", *cells, why
 
 
 def computed() -> Iterator[tuple[str, ...]]:
@@ -226,8 +229,10 @@ def main() -> int:
     """Write the page; 1 if bytes have no cause."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--configurations", nargs="*", metavar="NAME", help="count these again first, or all")
-    if (names := parser.parse_args().configurations) is not None:
-        count_configurations(names)
+    parser.add_argument("--answers", nargs="+", choices=ANSWERS, default=ANSWERS, help="what to count of them")
+    asked = parser.parse_args()
+    if asked.configurations is not None:
+        count_configurations(asked.configurations, asked.answers)
     rows = list(computed())
     PAGE.write_text(page(rows), encoding="utf-8")
     print(f"wrote {PAGE}")

@@ -146,8 +146,8 @@ def test_every_format_has_two_sources(tmp_path: Path, scheme: str, model: str) -
 @pytest.mark.parametrize("name", ["static", "blocks", "rows"])
 def test_scales_and_biases_do_not_follow_the_dtype_of_the_run(tmp_path: Path, name: str, stored: str, run: str) -> None:
     """Of a matrix they are as in the files, and of transformers' fp8 modules in float32; all else is in the run's."""
-    described = {"static": STATIC_FP8, "blocks": BLOCKS, "rows": ROWS_FP8}[name]
-    report = counted(tmp_path, {**OLMO, "torch_dtype": stored}, described, dtype=run)
+    named: dict[str, dict[str, Any]] = {"static": STATIC_FP8, "blocks": BLOCKS, "rows": ROWS_FP8}
+    report = counted(tmp_path, {**OLMO, "torch_dtype": stored}, named[name], dtype=run)
     found, item = totals(report), {"bfloat16": 2, "float16": 2, "float32": 4}
     matrices = 2 * 128 * 128 + 2 * 64 * 128 + 3 * 192 * 128
     biases, norms, tables = 128 + 64 + 64 + 128, 2 * 128 + 128 + 128 + 64, 2 * 96 * 128

@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import nn
 
+from costproof.ledger.errors import BadInput
 from costproof.ledger.run import run_options
 from costproof.models.decoding.decoder import ids_on_meta
 from costproof.models.generic.encoder_decoder import first_run
@@ -68,6 +69,21 @@ def test_what_an_encoder_decoder_takes() -> None:
     target = generic(T5)
     assert target.stages_of("shared", target.workload(seq_len=8)) == ("encode", "prefill", "decode")
     assert target.stages_of("encoder.block.0", target.workload(seq_len=8)) == ("encode",)
+
+
+def test_a_model_that_hears_has_no_text_alone() -> None:
+    """``--image-size 0`` leaves text; a model without it is refused, whether it has an image size or not."""
+    sizes = {
+        "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 60,
+        "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+    }  # fmt: skip
+    images = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "image_size": 32}
+    for data in ({"model_type": "whisper", **sizes}, {"model_type": "convnext", **images}):
+        with pytest.raises(BadInput, match="takes no text alone") as caught:
+            generic(data).workload(image_size=0)
+        assert caught.value.where == "--image-size"
 
 
 @pytest.mark.thorough

@@ -512,7 +512,12 @@ class GenericTarget:
         return choice.of(case_of(made, workload), filled)
 
     def _choice(self, made: Made, workload: Workload) -> Choice:
-        if side_of(workload) == TEXT_ALONE:
+        if side_of(workload) == TEXT_ALONE and made.inputs is None:
+            if IDS not in case_of(made, workload).takes:
+                expected = "no --image-size, or the side of an image in pixels"
+                raise BadInput(
+                    "this model takes no text alone", where="--image-size", expected=expected, got=TEXT_ALONE
+                )
             return Choice((IDS,))
         return Choice() if made.inputs is not None else choice_of(self.maker, workload.dtype, workload.attention)
 
