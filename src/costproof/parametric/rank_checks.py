@@ -99,7 +99,7 @@ def note_recounts(notes: Iterable[str], workload: Workload, symbols: Mapping[str
         symbols: numbers of the configuration.
     """
     plan, mesh, size = str(workload.inputs.get(PLAN, "")), workload.mesh, symbols.get("text_vocab", 0)
-    padded = plan in _ENGINES and mesh.tp > 1
+    padded = plan in ENGINES and mesh.tp > 1
     unit = _padded_rows(plan, 1, mesh.tp) if padded else 1
     said = [note.partition(": ")[2] for note in notes if note.startswith("the vocabulary is padded before")]
     yield Recount("", "the vocabulary", "notes on its padding", len(said), padded and size % unit > 0)
@@ -726,7 +726,7 @@ def _looked_up(workload: Workload, one: Ledger, stage: str, symbols: Mapping[str
     mesh, calls = workload.mesh, 1 if stage == "prefill" else workload.new_tokens
     if not sum(n.cost("params") or 0 for n in one.nodes if n.role == "lm_head"):
         return 0  # it reads the table of the embedding, whole
-    padded, share = _rows_of(str(workload.inputs.get(PLAN, "")), symbols["text_vocab"], mesh.tp)
+    padded, share = rows_of(str(workload.inputs.get(PLAN, "")), symbols["text_vocab"], mesh.tp)
     found = -min(workload.batch * (workload.text_tokens if stage == "prefill" else 1), symbols["text_vocab"])
     for rank in range(mesh.world):
         run = replace(workload, inputs={**workload.inputs, RANK: rank})
@@ -743,7 +743,7 @@ def _of_logits(
     plan, calls = str(workload.inputs.get(PLAN, "")), 1 if stage == "prefill" else workload.new_tokens
     if not payload("all_gather", ["tp"], "lm_head"):
         return
-    padded, share = _rows_of(plan, symbols["text_vocab"], mesh.tp)
+    padded, share = rows_of(plan, symbols["text_vocab"], mesh.tp)
     positions, found = 0, 0
     one_each = stage == "decode" or workload.logits == "last"
     for rank, batch in enumerate(batches):
@@ -1003,7 +1003,7 @@ def scattered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:
 
 # --- Plans of engines and of users ------------------------------------------------------------------------------------
 
-_ENGINES: Final[Mapping[str, str]] = {"vllm": "vLLM: ", "megatron": "Megatron-LM: "}
+ENGINES: Final[Mapping[str, str]] = {"vllm": "vLLM: ", "megatron": "Megatron-LM: "}
 """Beginning of the source of an engine's plan in a report, by name of the plan."""
 _CLASSES: Final[Mapping[str, str]] = {
     "embed_tokens": "VocabParallelEmbedding", "lm_head": "ParallelLMHead",
@@ -1033,7 +1033,7 @@ def _padded_rows(engine: str, vocabulary: int, ranks: int) -> int:
 def _class_of(plan: str, module: str) -> str:
     """Return the class by which a plan splits a module, one of those of :data:`_CLASSES`; empty for a whole module."""
     leaf = module.rpartition(".")[2]
-    if plan in _ENGINES:
+    if plan in ENGINES:
         return _CLASSES.get(leaf, "")
     layouts = [pair.rsplit(": ", 1) for pair in plan.split("; ")]
 
@@ -1048,12 +1048,12 @@ def _class_of(plan: str, module: str) -> str:
     return "FusedMoE" if layout and leaf == "experts" else usual.get(layout, "")
 
 
-def _rows_of(plan: str, vocabulary: int, ranks: int) -> tuple[int, int]:
+def rows_of(plan: str, vocabulary: int, ranks: int) -> tuple[int, int]:
     """Return the rows of a vocabulary table on all ranks together, and on a rank with a full share, under a plan.
 
     Only engines pad tables. Without padding the last ranks have fewer rows, or none.
     """
-    padded = _padded_rows(plan, vocabulary, ranks) if plan in _ENGINES else vocabulary
+    padded = _padded_rows(plan, vocabulary, ranks) if plan in ENGINES else vocabulary
     return padded, ceil(Fraction(padded, ranks))
 
 
@@ -1067,10 +1067,10 @@ def _of_plan(
     """
     plan, mesh = str(workload.inputs.get(PLAN, "")), workload.mesh
     if not plan or mesh.tp == 1:
-        engines = any(source in found.plan for source in _ENGINES.values()) or "the given plan" in found.plan
+        engines = any(source in found.plan for source in ENGINES.values()) or "the given plan" in found.plan
         yield Recount("", "a run without a plan", "is split by one", engines, False)
         return
-    yield Recount("", f"the plan {plan}", "is reported", _ENGINES.get(plan, f"({plan})") in found.plan, True)
+    yield Recount("", f"the plan {plan}", "is reported", ENGINES.get(plan, f"({plan})") in found.plan, True)
     whole = {(n.stage, n.module): n.cost("params") or 0 for n in one.nodes if n.cost("params")}
     for n in counted.nodes:
         params, all_of_it = n.cost("params"), whole.get((n.stage, n.module))
@@ -1086,7 +1086,7 @@ def _own_params(plan: str, module: str, whole: int, workload: Workload, symbols:
     mesh, kind, hidden = workload.mesh, _class_of(plan, module), symbols["text_hidden"]
     n = mesh.tp
     if kind in ("VocabParallelEmbedding", "ParallelLMHead"):
-        rows, share = _rows_of(plan, symbols["text_vocab"], n)
+        rows, share = rows_of(plan, symbols["text_vocab"], n)
         return min(share, max(0, rows - workload.rank % n * share)) * hidden
     if kind.startswith("QKVParallelLinear,"):
         heads = symbols["text_kv_heads"]
@@ -1114,7 +1114,7 @@ def _plan_collectives(plan: str, workload: Workload, counted: Ledger, symbols: M
     all-gather of logits that ranks divide, in equal chunks.
     """
     mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
-    batch, (rows, share) = workload.own_batch, _rows_of(plan, symbols["text_vocab"], mesh.tp)
+    batch, (rows, share) = workload.own_batch, rows_of(plan, symbols["text_vocab"], mesh.tp)
     for stage, tokens, calls in (("prefill", workload.text_tokens, 1), ("decode", 1, workload.new_tokens)):
         nodes = [n for n in counted.nodes if n.stage == stage]
         names = {n.module for n in nodes if n.cost("params")}
@@ -1126,7 +1126,7 @@ def _plan_collectives(plan: str, workload: Workload, counted: Ledger, symbols: M
         sums, gathers, kind = 2 * layers + first, 0, "all_reduce"
         if plan == "megatron" and tokens > 1:
             kind, gathers = "reduce_scatter", 2 * layers + 1
-        elif plan not in _ENGINES:
+        elif plan not in ENGINES:
             classes = Counter(_class_of(plan, name) for name in names - {"lm_head"})
             sums = sum(classes[name] for name in ("VocabParallelEmbedding", "RowParallelLinear", "FusedMoE"))
             last, rows = last and _class_of(plan, "lm_head") != "", share * mesh.tp
