@@ -185,9 +185,12 @@ class _Copies:
         """
         if stage and DISPATCH in self.workload.inputs:
             return frozenset({_CHOSEN} if metric == FLOOR and self._biased_experts else {_WEIGHED, _PAIRS})
+        found = set[str]()
         if metric == FLOOR and "text_window" in self.info.symbols:
-            return frozenset({_MASKS})
-        return frozenset()
+            found.add(_MASKS)
+        if metric == FLOOR and self._features is None:
+            found.add(_FEATURES)
+        return frozenset(found)
 
     def named(self, stage: str, metric: str, left: Collection[str] = ()) -> _Named:
         """Return the copies of a metric by cause, or of memory of whole ranks, without a stage.
@@ -320,7 +323,7 @@ class _Copies:
             name = f"{_BIASES}, and {_OF_FORMAT}"
         found[name] += whole
         padded = part in ("embedding", "head") and self.workload.inputs.get(PLAN) in ENGINES
-        found[_HEADS if self._heads_of(role) else _PADDED if padded else _UNEVEN] += more - whole
+        found[_HEADS if self._heads_of(role) and self.copies > 1 else _PADDED if padded else _UNEVEN] += more - whole
         return found
 
     def _heads_of(self, role: str) -> bool:
@@ -528,7 +531,7 @@ class _Copies:
             named = chunk / share * padded * Fraction(mesh.tp - 1, mesh.tp)
             uneven = chunk / share * (columns - padded)
             yield "lm_head", _LOGITS, named
-            yield "lm_head", _PADDED if PLAN in run.inputs else _UNEVEN, uneven
+            yield "lm_head", _PADDED if run.inputs.get(PLAN) in ENGINES else _UNEVEN, uneven
         elif metric == UNFUSED:
             length = run.own_tokens if stage == "prefill" and run.logits == "all" else 1
             joined = 2 * mesh.tp * chunk if run.own_batch * length > 1 else 0
@@ -684,15 +687,21 @@ class _Copies:
         found[_LOGITS] += Fraction((mesh.tp - 1) * positions * vocabulary * item, mesh.tp)
         capped = alone.get((stage, _ROOT, "vector_flops"), 0) > 0
         if "head" in self.split and not capped:
-            found[_PADDED if PLAN in run.inputs else _UNEVEN] += positions * (mesh.tp * share - vocabulary) * item
+            found[_PADDED if run.inputs.get(PLAN) in ENGINES else _UNEVEN] += positions * (mesh.tp * share - vocabulary) * item
         if biased:
             found[_CHOSEN] += self._read_by_experts(groups, stage) - self._read_by_experts([], stage)
         if run.attention == "eager":
             found[_MASKS] += item * self._masks(stage, groups)
         if stage == "prefill":
             placed = run.batch * (run.text_tokens - self.ranks.run.text_tokens)
-            found[_FEATURES] += 2 * (mesh.tp - 1) * placed * width
+            found[_FEATURES] += (mesh.tp - 1) * ((self._features or 0) + placed * width)
         return found
+
+    @property
+    def _features(self) -> int | None:
+        """Bytes of the features that a projector returns, which enter the prompt; ``None`` without a projector."""
+        returned = self.one_device.get(("projector", "output_bytes"), {})
+        return returned.get("projector.down", returned.get("projector"))
 
     @property
     def _biased_experts(self) -> bool:
