@@ -687,7 +687,9 @@ class _Copies:
         found[_LOGITS] += Fraction((mesh.tp - 1) * positions * vocabulary * item, mesh.tp)
         capped = alone.get((stage, _ROOT, "vector_flops"), 0) > 0
         if "head" in self.split and not capped:
-            found[_PADDED if run.inputs.get(PLAN) in ENGINES else _UNEVEN] += positions * (mesh.tp * share - vocabulary) * item
+            found[_PADDED if run.inputs.get(PLAN) in ENGINES else _UNEVEN] += (
+                positions * (mesh.tp * share - vocabulary) * item
+            )
         if biased:
             found[_CHOSEN] += self._read_by_experts(groups, stage) - self._read_by_experts([], stage)
         if run.attention == "eager":
