@@ -22,7 +22,7 @@ from costproof.ledger.metrics import FLOOR, STAGE_WIDE, UNFUSED
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TargetInfo, Workload
 from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES
-from costproof.parametric.rank_checks import ENGINES, rows_of
+from costproof.parametric.access_checks import ENGINES, rows_of
 
 PAYLOAD: Final = "comm_payload_bytes"
 RoleCosts = Mapping[tuple[str, str, str], int]
