@@ -18,7 +18,7 @@ from typing import Final
 from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
 from costproof.ledger.errors import Recount
 from costproof.ledger.mesh import CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Parallel, own_batch
-from costproof.ledger.metrics import FLOOR, STAGE_WIDE, UNFUSED
+from costproof.ledger.metrics import FLOOR, KEPT_FLOPS, STAGE_WIDE, UNFUSED
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TargetInfo, Workload
 from costproof.models.target import DATA_COPIES, SEQUENCE_COPIES
@@ -258,7 +258,7 @@ class _Copies:
         if metric in _STORED_METRICS and part in self.split and not (self.latent and role in _LATENT):
             return self._stored_along_tp(role, part, metric, more)
         if role in (f"{_CORE}.k", f"{_CORE}.v", f"{_CORE}.k_norm", _CORE) and "attention" in self.split:
-            if not self.latent and metric not in ("calls",):
+            if not self.latent and metric != "calls":
                 if role.endswith((".k", ".v")):
                     layers = self._modules(stage, role)
                     inputs = (mesh.tp - 1) * layers * rows * symbols["text_hidden"] * item
@@ -271,11 +271,10 @@ class _Copies:
             padded, _ = rows_of(str(self.workload.inputs.get(PLAN, "")), symbols["text_vocab"], mesh.tp)
             pad = padded - symbols["text_vocab"]
             positions = self._positions(stage)
-            name = _PADDED
             elements = symbols["text_hidden"] * pad
             if role == "lm_head":
                 extra = {
-                    "flops": 2 * positions * elements, "kept_flops": 2 * positions * elements,
+                    "flops": 2 * positions * elements, KEPT_FLOPS: 2 * positions * elements,
                     "weight_read_bytes": self._calls(stage) * elements * item, "output_bytes": positions * pad * item,
                     UNFUSED: self._calls(stage) * elements * item + positions * pad * item,
                 }.get(metric, 0)  # fmt: skip
@@ -283,7 +282,7 @@ class _Copies:
                 extra = 0
             if metric in _MEMORY and metric != "buffer_bytes":
                 extra = self._held(role) * pad // symbols["text_vocab"] * (item if metric == "weight_bytes" else 1)
-            found[name] += extra
+            found[_PADDED] += extra
             more -= extra
         if role == _MIXTURE and mesh.ep > 1 and metric in ("weight_read_bytes", UNFUSED):
             read = self._more(stage, role, "weight_read_bytes") - self._biases_of_rows(stage)
@@ -297,10 +296,12 @@ class _Copies:
         return found
 
     def _more(self, stage: str, role: str, metric: str) -> int:
+        """Return what the ranks of a ``tp`` group have more of a role's cost than one device."""
         every = self.meshes[2].sums.get((stage, metric), {}).get(role, 0)
         return every - self.one_device.get((stage, metric), {}).get(role, 0)
 
     def _held(self, role: str) -> int:
+        """Return the parameters of a role's modules; 0 for an output projection that reads the embedding's table."""
         return self.ranks.alone.get(("", role, "params"), 0)
 
     def _stored_along_tp(self, role: str, part: str, metric: str, more: int | Fraction) -> _Named:
@@ -327,6 +328,7 @@ class _Copies:
         return found
 
     def _heads_of(self, role: str) -> bool:
+        """Return whether a role projects to keys or values."""
         return not self.latent and role in (f"{_CORE}.k", f"{_CORE}.v")
 
     def _at(self, stage: str, role: str, metric: str, changed: Mapping[str, int]) -> int:
@@ -340,6 +342,7 @@ class _Copies:
         return found
 
     def _modules(self, stage: str, role: str) -> int:
+        """Return the number of a role's modules on one device."""
         return self.ranks.alone.get((stage, role, "calls"), 0) // max(1, self._calls(stage))
 
     def _calls(self, stage: str) -> int:
@@ -437,6 +440,7 @@ class _Copies:
         return found
 
     def _more_of_all(self, stage: str, role: str, metric: str) -> int:
+        """Return what all ranks have more of a role's cost than one device."""
         key = (stage, metric)
         return self.meshes[0].sums.get(key, {}).get(role, 0) - self.one_device.get(key, {}).get(role, 0)
 
@@ -465,7 +469,7 @@ class _Copies:
                 found[role, cause] += of.times * amount
         return found
 
-    def _of_rank(self, of: _Ranks, stage: str, metric: str) -> Iterator[tuple[str, str, int | Fraction]]:
+    def _of_rank(self, of: _RankKind, stage: str, metric: str) -> Iterator[tuple[str, str, int | Fraction]]:
         """Yield (role, cause, amount) of what one rank reads, writes and computes for exchanges."""
         costs, run = of.costs, of.run
         mesh, item, calls = run.mesh, FLOAT_BYTES[run.dtype], self._calls(stage)
@@ -522,6 +526,7 @@ class _Copies:
     def _gathered_logits(
         self, payload: int, run: Workload, stage: str, metric: str
     ) -> Iterator[tuple[str, str, int | Fraction]]:
+        """Yield (role, cause, amount) of the logits that a rank gathers, from the chunks of their columns."""
         mesh, symbols = run.mesh, self.info.symbols
         padded, share = rows_of(str(run.inputs.get(PLAN, "")), symbols["text_vocab"], mesh.tp)
         chunk = Fraction(payload, mesh.tp)
@@ -538,7 +543,8 @@ class _Copies:
             filled = chunk / share * own + chunk if own < share else 0
             yield "lm_head", _LOGITS, chunk + mesh.tp * chunk + joined + filled
 
-    def _of_experts(self, of: _Ranks, stage: str, tokens: int) -> Iterator[tuple[str, str, int | Fraction]]:
+    def _of_experts(self, of: _RankKind, stage: str, tokens: int) -> Iterator[tuple[str, str, int | Fraction]]:
+        """Yield (role, cause, amount) of rows that experts of a rank get, overwrite and return."""
         run, symbols, item = of.run, self.info.symbols, FLOAT_BYTES[of.run.dtype]
         layers = of.costs.get((stage, _MIXTURE, "calls"), 0) // max(1, self._calls(stage))
         if not layers:
@@ -739,7 +745,7 @@ class _Copies:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranks:
+class _RankKind:
     """Ranks of a mesh with equal costs and exchanges."""
 
     costs: RoleCosts
@@ -757,7 +763,7 @@ class _Ranks:
 class _OnMesh:
     """Costs of all ranks of a mesh."""
 
-    kinds: tuple[_Ranks, ...]
+    kinds: tuple[_RankKind, ...]
     sums: Mapping[tuple[str, str], Mapping[str, int]]
     """Costs of all ranks by stage and metric, then by role."""
 
@@ -780,7 +786,7 @@ class _OnMesh:
                     module, _, kind = role.partition(" ")
                     payloads.setdefault(stage, {})[module, kind] = cost
             own = replace(run, inputs={**run.inputs, RANK: same[0]})
-            kinds.append(_Ranks(costs, own, len(same), key[-1], payloads))
+            kinds.append(_RankKind(costs, own, len(same), key[-1], payloads))
         return cls(tuple(kinds), _by_metric([(of.costs, of.times) for of in kinds]))
 
 
