@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from typing import Any, Final, Protocol, Self
 
 import sympy
@@ -71,6 +72,7 @@ from costproof.models.target import (
     WithMemory,
     WithWholePrompt,
 )
+from costproof.parametric.copy_checks import PAYLOAD, RanksByRole, RoleCosts, copy_recounts
 from costproof.parametric.rank_checks import places, recounts
 
 
@@ -202,8 +204,8 @@ DONE: Final[tuple[Metric, ...]] = ("flops", *KEPT, "kv_cache_bytes")
 """Metrics of memory and work whose excess over one device, summed over ranks, is explained by named duplicates."""
 
 
-_Terms = Counter[tuple[str, str, Metric, str]]
-"""Nodes with the same formula in one call, by (stage, invocation, metric, formula)."""
+_Terms = Counter[tuple[str, str, str, Metric, str]]
+"""Nodes with the same formula in one call, by (stage, invocation, role, metric, formula)."""
 
 
 def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Parallel:
@@ -227,21 +229,17 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
     """Return the costs of every rank, and second counts of these costs."""
     mesh, sharing, info = workload.mesh, target.shares(workload), target.info()
     config, undivided = info.symbols, None
-    terms = {_kind_of(workload): _terms(counted)}
-    known: dict[object, dict[str, dict[str, int]]] = {}
     equal: dict[str, list[int]] = {}
     costs: dict[str, dict[str, dict[str, int]]] = {}
-    for rank in range(mesh.world):
-        run = replace(workload, inputs={**workload.inputs, RANK: rank})
-        calls, which = target.invocations(run), _kind_of(run)
-        if which not in terms:
-            terms[which] = _terms(stored_formulas(target, run))
-        key = (which, tuple((c.stage, c.id, *sorted(c.symbols.items())) for c in calls))
-        if key not in known:
-            values = {(c.stage, c.id): c.symbols for c in calls}
-            known[key] = _rank_costs(terms[which], counted, values, config)
-        of_rank = repr(known[key])
-        costs[of_rank] = known[key]
+
+    def on_mesh(run: Workload) -> Sequence[RoleCosts]:
+        return _costs_of_ranks(target, run, counted)
+
+    each = on_mesh(workload)
+    for rank, by_role in enumerate(each):
+        of_all = _sums(by_role, counted)
+        of_rank = repr(of_all)
+        costs[of_rank] = of_all
         equal.setdefault(of_rank, []).append(rank)
     rows = [RankCosts(tuple(ranks), costs[of_rank]) for of_rank, ranks in equal.items()]
     one = evaluate_formulas(target, replace(workload, inputs=_of_one(workload)))
@@ -249,7 +247,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         inputs = {name: value for name, value in workload.inputs.items() if name != "pp"}
         run = replace(workload, inputs={**inputs, RANK: workload.rank % (mesh.world // mesh.pp)})
         values = {(c.stage, c.id): c.symbols for c in target.invocations(run)}
-        undivided = _rank_costs(_terms(stored_formulas(target, run)), counted, values, config)
+        undivided = _sums(_rank_costs(_terms(stored_formulas(target, run)), counted, values, config), counted)
     held, done = sharing.by_terms()
     copies = (*_duplicates(one, workload, sharing),)
     if mesh.fsdp > 1 and set(STORAGE) <= {*counted.metrics, *one.metrics}:
@@ -268,7 +266,12 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         *((asdict(sharing.routed), NODES_OF) if sharing.routed is not None and has_forms(mesh) else ()),
     )  # fmt: skip
     whole = whole_prompt(target, workload)
-    return found, recounts(found, whole, counted, one, info, sharing.routed, undivided)
+    alone = _values(target, replace(workload, inputs=_of_one(workload)))
+    ranks = RanksByRole(workload, each, on_mesh, _rank_costs(_terms(one), one, alone, config), alone)
+    return found, chain(
+        recounts(found, whole, counted, one, info, sharing.routed, undivided),
+        copy_recounts(found, whole, one, info, ranks),
+    )
 
 
 def _of_stored_parts(one: Ledger, copies: Sequence[Duplicate], mesh: Mesh) -> Iterator[Duplicate]:
@@ -399,9 +402,31 @@ def _kind_of(run: Workload) -> tuple[int, int, bool]:
 
 
 def _terms(ledger: Ledger) -> _Terms:
-    held = Counter(("", "", m, n.exprs[m]) for m in (*HELD, *OF_MEMORY) for n in bearing(ledger.nodes, m)
+    held = Counter(("", "", n.role, m, n.exprs[m]) for m in (*HELD, *OF_MEMORY) for n in bearing(ledger.nodes, m)
                    if m in n.exprs)  # fmt: skip
-    return held + Counter((n.stage, n.invocation, m, e) for n in ledger.nodes for m, e in n.exprs.items())
+    return held + Counter(
+        (n.stage, n.invocation, f"{n.role} {n.kind}" if m == PAYLOAD else n.role, m, e)
+        for n in ledger.nodes
+        for m, e in n.exprs.items()
+    )
+
+
+def _costs_of_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Sequence[RoleCosts]:
+    """Return the costs of each rank of a workload's mesh, by stage, role and metric; equal ranks share them."""
+    terms: dict[object, _Terms] = {}
+    known: dict[object, RoleCosts] = {}
+    found, config = [], target.info().symbols
+    for rank in range(workload.mesh.world):
+        run = replace(workload, inputs={**workload.inputs, RANK: rank})
+        calls, which = target.invocations(run), _kind_of(run)
+        if which not in terms:
+            terms[which] = _terms(stored_formulas(target, run))
+        key = (which, tuple((c.stage, c.id, *sorted(c.symbols.items())) for c in calls))
+        if key not in known:
+            values = {(c.stage, c.id): c.symbols for c in calls}
+            known[key] = _rank_costs(terms[which], counted, values, config)
+        found.append(known[key])
+    return found
 
 
 def _of_one(workload: Workload) -> dict[str, SettingValue]:
@@ -414,16 +439,24 @@ def _rank_costs(
     ledger: Ledger,
     values: Mapping[tuple[str, str], SymbolValues],
     config: SymbolValues,
-) -> dict[str, dict[str, int]]:
-    """Return the costs of one rank by stage and metric; memory of the whole rank is under the empty stage name."""
+) -> RoleCosts:
+    """Return the costs of one rank by stage, role and metric; memory of the whole rank has an empty stage name."""
     common = {**config, **shared_values(values.values())}
+    found: Counter[tuple[str, str, str]] = Counter()
+    for (stage, call, role, metric, expr), times in terms.items():
+        # The counted ledger lacks stages that are never called; formulas of another rank have them.
+        if (not stage or stage in ledger.stages) and metric in ledger.metrics and (not call or (stage, call) in values):
+            known = {**config, **values[stage, call]} if call else common
+            found[stage, role, metric] += times * evaluate(expr, known)
+    return found
+
+
+def _sums(costs: RoleCosts, ledger: Ledger) -> dict[str, dict[str, int]]:
+    """Return the costs of all roles by stage and metric."""
     found: dict[str, dict[str, int]] = {s: dict.fromkeys(ledger.metrics, 0) for s in ledger.stages}
     found[""] = {m: 0 for m in (*HELD, *OF_MEMORY) if m in ledger.metrics}
-    for (stage, call, metric, expr), times in terms.items():
-        # The counted ledger lacks stages that are never called; formulas of another rank have them.
-        if stage in found and metric in ledger.metrics and (not call or (stage, call) in values):
-            known = {**config, **values[stage, call]} if call else common
-            found[stage][metric] += times * evaluate(expr, known)
+    for (stage, _, metric), cost in costs.items():
+        found[stage][metric] += cost
     return found
 
 
@@ -752,7 +785,7 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
         run = replace(workload, inputs={**workload.inputs, RANK: rank})
         own = {name: n for call in target.invocations(run) for name, n in call.symbols.items()
                if name in on_one_device(call.symbols) and name != "cp_tokens"}  # fmt: skip
-        for (stage, _, metric, expr), times in _terms(stored_formulas(target, run)).items():
+        for (stage, _, _, metric, expr), times in _terms(stored_formulas(target, run)).items():
             if metric in (DONE if stage else HELD):
                 add = times * _put_in(expr, {**config, **own, "b": item}).xreplace(kept)
                 left[stage, metric] = left.get((stage, metric), sympy.Integer(0)) + add

@@ -50,7 +50,8 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.native import stored_formulas
 from costproof.models.target import WithFormulas, WithStorage, sharded
-from costproof.parametric.rank_checks import EXCHANGED, batch_of, expert_choices
+from costproof.parametric.access_checks import batch_of
+from costproof.parametric.rank_checks import EXCHANGED, expert_choices
 from costproof.parametric.targets import evaluate_formulas
 from costproof.weights.library_reading import products_stated
 from costproof.weights.stored import Stored

@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, OTHER, dtypes
+from costproof.estimate.links import LinkBounds, RankTimes, StageLinks
 from costproof.estimate.roofline import (
     BottleneckThreshold,
     PartBound,
@@ -31,9 +32,8 @@ from costproof.reports.document import Block, Code, Details, Document, DocumentS
 from costproof.reports.escape import visible
 from costproof.reports.html.document import Html, h, table
 from costproof.reports.html.printer import shares, swatch
-from costproof.reports.links import COLUMNS as LINK_COLUMNS
-from costproof.reports.links import link_blocks, link_cells
 from costproof.reports.plots.figure import colour
+from costproof.reports.static import ranks_text
 from costproof.views.describe import note_lines
 from costproof.views.numbers import PLACES, decimal, duration, exact, human, share
 
@@ -73,6 +73,15 @@ STAGES: Final = (
 )  # fmt: skip
 PARTS: Final = ("Stage", "Part", "FLOPs", "Kept FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
 _LINKS: Final = "With communication"
+_LINK_STAGES: Final = ("Stage", "Sent", "Links", "Exposed", "Overlapped", "Bound by")
+_COLLECTIVES: Final = ("Stage", "Part", "Collective", "Ranks", "Nodes", "Messages", "Payload", "Sent", "Links")
+_LINK_COLUMNS: Final = ("sent", "links_s", "exposed_s", "overlapped_s", "bound_with_links")
+_MEANING: Final = (
+    "Links: what must pass through the links of a rank at least, without latency; a ring sends up to twice as much in "
+    "an all-reduce (Sent). Exposed: nothing is faster that does no work during a collective: modules at the roof, then "
+    "the collectives. Overlapped: nothing is faster that runs module by module, however it hides collectives behind "
+    "work: the longer of the two. Both hold under the conditions of the roof, such as the experts that are read."
+)
 _TIME: Final = "time"
 _TITLE: Final = "time at the roof"
 UNPACKING_COLUMNS: Final = ("unpacking_flops", "at_vector_peak_s")
@@ -143,7 +152,7 @@ def link_sections(found: Roofline, *, text: bool) -> list[Block]:
     """Return the section on time bounds with communication; empty on one device."""
     if found.links is None:
         return []
-    return [DocumentSection(_LINKS, link_blocks(found.links, text=text, means=_of_means(found)))]
+    return [DocumentSection(_LINKS, _link_blocks(found.links, text=text, means=_of_means(found)))]
 
 
 def section(found: Roofline | None) -> DocumentSection | None:
@@ -160,7 +169,7 @@ def section(found: Roofline | None) -> DocumentSection | None:
         Markup(drawn),
         Table(STAGES, "lr", stage_rows(found)),
         *unpacking_blocks(found),
-        *([] if found.links is None else link_blocks(found.links, text=False, title=_LINKS, means=_of_means(found))),
+        *([] if found.links is None else _link_blocks(found.links, text=False, title=_LINKS, means=_of_means(found))),
     ]
     return DocumentSection(
         f"Time at the roof: {found.device.title}", [*body, Details("Largest parts", [longest])], id="roof"
@@ -470,14 +479,14 @@ def roofline_csv(found: Roofline) -> str:
     """
     out = StringIO()
     counted = "; ".join(_counted_lines(found))
-    more = (*(() if found.links is None else LINK_COLUMNS), *(UNPACKING_COLUMNS if found.unpacking else ()))
+    more = (*(() if found.links is None else _LINK_COLUMNS), *(UNPACKING_COLUMNS if found.unpacking else ()))
     columns = (*COLUMNS[:-1], *more, COLUMNS[-1])
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
 
     def add(level: str, stage: str, part: str, b: WorkBound) -> None:
         numbers = {name: getattr(b, name) for name in COLUMNS[3:-1]}
-        sent = link_cells(found.links, stage) if level in ("run", "stage") else {}
+        sent = _link_cells(found.links, stage) if level in ("run", "stage") else {}
         writer.writerow({"level": level, "stage": stage, "part": part, **numbers, **sent, "counted": counted})
 
     for level, every in (("run", (found.run,)), ("stage", found.stages)):
@@ -586,3 +595,78 @@ def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
+
+
+_SLOWEST: Final = " in the mean; the slowest of them takes as long or longer"
+
+
+def _link_blocks(found: LinkBounds, *, text: bool, title: str = "", means: bool = False) -> list[Block]:
+    """Return tables of the time bounds by stage and of the collectives, and sentences on the ranks.
+
+    Args:
+        means: whether the times of a rank are those of its mean rows of routed experts.
+    """
+    times = [(Code(s.id or "whole run"), *_cells(s)) for s in _shown(found)]
+    stages = Table(_LINK_STAGES, "lrrrrl", times, keys=1, title=title)
+    sent = [(Code(s), Code(p), *rest) for s, p, *rest in _collective_rows(found)]
+    collectives = Table(_COLLECTIVES, "lllrrrrrr", sent)
+    said = (f"{_devices_sentence(found)} {_MEANING}", _ranks_sentence(found, means=means))
+    lines: list[Block] = [*said] if text else [Items(said)]
+    return [stages, *lines, collectives]
+
+
+def _devices_sentence(found: LinkBounds) -> str:
+    """Return a sentence on the devices and the bandwidths between them."""
+    inside = f"{human(found.interconnect, 'B/s')} from each to the others"
+    if found.node is None or found.node >= found.count:
+        return f"{found.count} devices in one node: {inside}, in one direction."
+    outside = "none sent to other nodes" if found.network is None else f"{human(found.network, 'B/s')} to other nodes"
+    return f"{found.count} devices in nodes of {found.node}: {inside} of its node, {outside}, in one direction."
+
+
+def _ranks_sentence(found: LinkBounds, *, means: bool) -> str:
+    """Return a sentence on the slowest and the fastest ranks; of means, which of them is slowest differs by routing."""
+    slowest, fastest = found.ranks[0], found.ranks[-1]
+    longest, shortest = (Fraction(row.overlapped_s or 0) for row in (slowest, fastest))
+    check_recounts([Recount("", "fastest rank", "is slower", shortest > longest, False)])
+    if len(found.ranks) == 1 and len(slowest.ranks) == found.count:
+        return f"All {found.count} ranks have these times{_SLOWEST if means else ''}."
+    if sum(len(r.ranks) for r in found.ranks) < found.count:
+        return f"Only rank {slowest.ranks[0]} is counted: which of {found.count} ranks is the slowest is not known."
+    both = f"{_rank(slowest, found.count)}; fastest: {_rank(fastest, found.count)}{_SLOWEST if means else ''}"
+    return f"Slowest, whole run: {both}."
+
+
+def _rank(found: RankTimes, world: int) -> str:
+    times = f"{duration(found.exposed_s)} exposed, {duration(found.overlapped_s)} overlapped"
+    return f"{'ranks' if len(found.ranks) > 1 else 'rank'} {ranks_text(found.ranks, world)} ({times})"
+
+
+def _shown(found: LinkBounds) -> tuple[StageLinks, ...]:
+    return found.stages if len(found.stages) > 2 else found.stages[:1]
+
+
+def _cells(s: StageLinks) -> tuple[str, ...]:
+    times = (duration(s.seconds), duration(s.exposed_s), duration(s.overlapped_s))
+    return (human(s.sent_bytes, "B"), *times, s.bound or "?")
+
+
+def _collective_rows(found: LinkBounds) -> list[tuple[str, ...]]:
+    """Return the rows of the table :data:`_COLLECTIVES`, slowest first."""
+    return [
+        (c.stage, c.part, c.kind, exact(c.ranks), exact(c.nodes), exact(c.messages), human(c.payload_bytes, "B"),
+         human(c.sent_bytes, "B"), duration(c.seconds))
+        for c in sorted(found.collectives, key=lambda c: -Fraction(c.seconds))
+    ]  # fmt: skip
+
+
+def _link_cells(found: LinkBounds | None, stage: str) -> dict[str, object]:
+    """Return the values of :data:`_LINK_COLUMNS` by column, for a stage or the whole run; empty on one device."""
+    here = () if found is None else (s for s in found.stages if s.id == stage)
+    return {
+        name: value
+        for s in here
+        for name, value in zip(
+            _LINK_COLUMNS, (s.sent_bytes, s.seconds, s.exposed_s, s.overlapped_s, s.bound), strict=True
+        )
+    }

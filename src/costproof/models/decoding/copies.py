@@ -760,8 +760,8 @@ class RankCopies(Shards):
 
     def _of_format(self, role: str, metric: str, whole: int) -> str:
         """Return the name of what a quantised format stores of a module beside its divided parts; empty: nothing."""
-        if metric not in OF_MEMORY or self._repeated(role, metric) != BIASES:
-            return ""
+        if metric == "params_active" or metric not in OF_MEMORY or self._repeated(role, metric) != BIASES:
+            return ""  # parameters are the same in every format
         biases = dict(self.biased).get(role, 0)
         if not biases:
             return OF_FORMAT
