@@ -33,7 +33,7 @@ from costproof.opgraph.graph import Value
 from costproof.opgraph.kept import FirstKnown
 from costproof.opgraph.mask_bands import BandMasks
 from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths
-from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_traced_steps
+from costproof.opgraph.merge import DecodeStep, NoClosedSum, merge_nodes, sum_all_steps, sum_traced_steps
 from costproof.opgraph.reuse import PackedReads, reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics
@@ -200,9 +200,9 @@ class JobCosts:
 
 
 class NoSymbols(NamedTuple):
-    """The reason why a job has no costs in symbols, and the notes of its export in symbols."""
+    """The reason why a decode step has no costs in symbols, and the notes of its export in symbols."""
 
-    why: Incomplete
+    why: NoClosedSum
     notes: tuple[str, ...]
 
 
@@ -225,7 +225,7 @@ def cost_job(
         dtype: dtype of the run.
         packed: reads of earlier jobs of the same call.
         refused: jobs that are not exported in symbols again, by id, to which this job may be added. A model with more
-            layers has the operators of one with fewer, so what refuses symbols there does so here.
+            layers has the operators of one with fewer, so a cost without a closed sum there has none here.
 
     Raises:
         Incomplete: it cannot be exported at all.
@@ -278,12 +278,12 @@ def cost_job(
     try:
         if fixed and job.sizes and refused and job.id in refused:
             notes.update(dict.fromkeys(refused[job.id].notes))
-            raise refused[job.id].why
+            raise refused[job.id].why.in_deeper_model()
         add(export(job) if job.sizes or not fixed else followed(job))
     except Incomplete as error:
         if not (fixed and job.sizes):
             raise
-        if refused is not None and error.got is None:  # which may depend on the number of layers
+        if refused is not None and isinstance(error, NoClosedSum):
             refused.setdefault(job.id, NoSymbols(error, tuple(notes)))
         notes[f"export {job.id}: at the sizes of this workload alone, not in symbols: {error.line}"] = None
         for invocation in job.invocations:
