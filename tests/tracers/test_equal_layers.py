@@ -19,6 +19,7 @@ from costproof.models.generic.huggingface import HuggingFace
 from costproof.models.registry import load_target
 from costproof.opgraph.liveness import MemoryProgram, timeline
 from costproof.tracers import equal_layers, static
+from costproof.tracers.cache import cached_export
 from costproof.tracers.equal_layers import ledger_of_equal_layers
 from costproof.tracers.peaks import calls
 from costproof.tracers.static import exported_ledger, static_ledger
@@ -223,7 +224,7 @@ COMPOSED: Final = [
 def test_a_step_without_costs_in_symbols_is_exported_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fourth step of a compressor does more, which has no closed sum: in 3 layers, and so in 5 of 11."""
     exports: list[tuple[str, int, bool]] = []
-    export = static.cached_export
+    export = cached_export
 
     def noting(job: Any) -> Any:
         layers = sum(type(m).__name__ == "DeepseekV4DecoderLayer" for m in job.module.modules())
