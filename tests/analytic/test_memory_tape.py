@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from costproof.algebra.identity import at_least, expression_of, terms_of, undominated
+from random import Random
+
+from costproof.algebra.identity import Terms, at_least, expression_of, terms_of, undominated
 from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.memory_tape import MemoryTape
 
@@ -57,3 +59,22 @@ def test_sums_that_others_reach_are_dropped() -> None:
     assert kept("S", "16*ceiling(S/16)") == {"S", "16*ceiling(S/16)"}
     assert at_least(terms_of(parse("2*ceiling(S/16)")), terms_of(parse("ceiling(S/16) + 1")))
     assert not at_least(terms_of(parse("2*floor(S/16)")), terms_of(parse("floor(S/16) + 1")))
+
+
+def test_sums_that_none_exceeds_are_those_of_a_comparison_of_all_pairs() -> None:
+    """Sums of up to four products with coefficients from -4 to 9, of which some exceed others at all sizes."""
+    rng = Random(41)
+    products = ["1", "B", "S", "B*S", "S**2", "floor(S/4)", "B*floor(S/4)", "ceiling(S/8)"]
+    removed = 0
+    for _ in range(60):
+        sums = [
+            terms_of(parse(" + ".join(f"({rng.randint(-4, 9)})*{p}" for p in rng.sample(products, rng.randint(1, 4)))))
+            for _ in range(12)
+        ]
+        expected: list[Terms] = []
+        for one in sums:
+            if not any(at_least(other, one) for other in expected):
+                expected = [other for other in expected if not at_least(one, other)] + [one]
+        assert undominated(sums) == expected
+        removed += len(sums) - len(expected)
+    assert removed > 100

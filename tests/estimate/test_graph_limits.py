@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,8 @@ import pytest
 
 import costproof
 from costproof.algebra.conditions import Condition
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.estimate.memory import Fits, MemoryLimit
 from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.metrics import Metric
@@ -152,7 +154,7 @@ def test_a_graph_that_contradicts_the_peak_in_symbols_decides(monkeypatch: pytes
     workload = Workload("custom", text_tokens=10, new_tokens=0, batch=2)
     run = GraphRun(cast(Exportable, Toy()), workload, Ledger("static", (), (), ()))
 
-    def forms(_: object, at: Workload) -> tuple[CallPeaks, ...]:
+    def forms(_: object, at: Workload, _stages: object) -> tuple[CallPeaks, ...]:
         form = "8*B*S + 8000" if at.text_tokens >= 500 else "8*B*S"
         return (CallPeaks("prefill", "prompt", "", None, None, form=form),)
 
@@ -175,7 +177,7 @@ def test_a_batch_whose_peak_has_no_symbols_is_found_by_its_graphs(monkeypatch: p
     def peak(batch: int) -> int:
         return 5_000 + 80 * batch + 16 * (batch // 4)
 
-    def no_forms(_: object, at: Workload) -> tuple[CallPeaks, ...]:
+    def no_forms(_: object, at: Workload, _stages: object) -> tuple[CallPeaks, ...]:
         tried.append(at)
         raise Incomplete("the model's code loops over the tokens")
 
@@ -201,6 +203,63 @@ def test_a_batch_whose_peak_has_no_symbols_is_found_by_its_graphs(monkeypatch: p
     (longest,) = run.live_limit("text_tokens", 100, 20_000)
     assert (longest.outcome, longest.at, longest.why) == ("not solved", None, "the model's code loops over the tokens")
     assert len(tried) == 5
+
+
+def two_stages(
+    monkeypatch: pytest.MonkeyPatch, prefill: str, decode: str, room: int
+) -> tuple[MemoryLimit, list[tuple[str, ...]], list[tuple[int, tuple[str, ...]]]]:
+    """Return the limit of the text of two rows of 10 tokens, whose stages hold these bytes, beside 100 constant ones.
+
+    Also returned are the stages of the exports in symbols, and (length, stages) of those with constant sizes.
+    """
+    held = {"prefill": prefill, "decode": decode}
+    in_symbols, constant = list[tuple[str, ...]](), list[tuple[int, tuple[str, ...]]]()
+
+    def forms(_: object, at: Workload, stages: tuple[str, ...] = ()) -> tuple[CallPeaks, ...]:
+        in_symbols.append(stages)
+        return tuple(CallPeaks(s, "prompt", "", None, None, form=held[s]) for s in stages or held)
+
+    def peaks(_: object, at: Workload, progress: object, confirmed: object, stages: Sequence[str]) -> dict[str, int]:
+        constant.append((at.text_tokens, tuple(stages)))
+        return {s: evaluate(parse(held[s]), {"B": at.batch, "S": at.text_tokens}) for s in stages or held}
+
+    def invocations(_: Toy, workload: Workload) -> tuple[Invocation, ...]:
+        sizes = {"B": workload.batch, "S": workload.text_tokens}
+        return tuple(Invocation(s, "prompt", 1, sizes, ()) for s in held)
+
+    monkeypatch.setattr(Toy, "invocations", invocations)
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", forms)
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_peaks", peaks)
+    workload = Workload("custom", text_tokens=10, new_tokens=0, batch=2)
+    run = GraphRun(cast(Exportable, Toy()), workload, Ledger("static", (), (), ("prefill", "decode")))
+    (found,) = run.live_limit("text_tokens", 100, 100 + room)
+    return found, in_symbols, constant
+
+
+def test_the_stage_that_decides_is_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 bytes a token of the prompt: 600 fit into 9,615, and 601 do not. A step holds 4, so 2,404 at 601 at most."""
+    found, in_symbols, constant = two_stages(monkeypatch, "8*B*S", "2*B*S", 9_615)
+    assert (found.outcome, found.at) == ("from", 601)
+    assert [(p.at, p.bytes) for p in found.points] == [(600, 100 + 9_600), (601, 100 + 9_616)]
+    assert in_symbols == [("prefill",)]
+    assert constant == [(10, ()), (601, ()), (600, ("prefill",))]
+
+
+def test_a_stage_that_decides_elsewhere_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 tokens the prompt holds 160 bytes and a step 100; of 100 it holds 1,600 and the step 10,000, all of it."""
+    found, in_symbols, constant = two_stages(monkeypatch, "8*B*S", "S*S", 10_000)
+    assert (found.outcome, found.at) == ("from", 101)
+    assert [(p.at, p.bytes) for p in found.points] == [(100, 100 + 10_000), (101, 100 + 10_201)]
+    assert in_symbols == [("prefill",), ()]  # 16 bytes a token propose 626
+    assert constant == [(10, ()), (626, ()), (625, ("decode",)), (101, ()), (100, ("decode",))]
+
+
+def test_stages_whose_peaks_are_close_are_looked_at_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step holds 8 bytes more than a prompt: 9,608 of 600 tokens, less than the 9,616 of a prompt of 601."""
+    found, _, constant = two_stages(monkeypatch, "8*B*S", "8*B*S + 8", 9_615)
+    assert (found.outcome, found.at) == ("from", 601)
+    assert [(p.at, p.bytes) for p in found.points] == [(600, 100 + 9_608), (601, 100 + 9_624)]
+    assert constant == [(10, ()), (601, ()), (600, ("decode",)), (600, ("prefill",))]
 
 
 class Toy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from costproof.models.generic.huggingface import HuggingFace
 from costproof.models.registry import load_target
 from costproof.opgraph.liveness import MemoryProgram, timeline
 from costproof.tracers import equal_layers, static
+from costproof.tracers.cache import cached_export
 from costproof.tracers.equal_layers import ledger_of_equal_layers
 from costproof.tracers.peaks import calls
 from costproof.tracers.static import exported_ledger, static_ledger
@@ -217,6 +219,35 @@ COMPOSED: Final = [
     # Each cache of a window has a number, which the graph copies outside of the layers.
     pytest.param(OLMO3, TWO_STEPS, 8, id="windows", marks=pytest.mark.thorough),
 ]  # fmt: skip
+
+
+def test_a_step_without_costs_in_symbols_is_exported_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth step of a compressor does more, which has no closed sum: in 3 layers, and so in 5 of 11."""
+    exports: list[tuple[str, int, bool]] = []
+    export = cached_export
+
+    def noting(job: Any) -> Any:
+        layers = sum(type(m).__name__ == "DeepseekV4DecoderLayer" for m in job.module.modules())
+        exports.append((job.id, layers, bool(job.sizes)))
+        return export(job)
+
+    monkeypatch.setattr(static, "cached_export", noting)
+    deep = {**DEEPSEEK_V4, "num_hidden_layers": 11, "compress_ratios": [0, *5 * [4, 128]]}
+    target = target_of(deep, tmp_path)
+    workload = target.workload(seq_len=8, new_tokens=1)
+    found = static_ledger(target, workload)
+    assert is_extrapolated(found)
+    assert exports == [
+        ("prefill", 3, True), ("step", 3, True), ("step", 3, False), ("prefill", 5, True), ("step", 5, False),
+    ]  # fmt: skip
+    with monkeypatch.context() as patch:  # as if each model were the first
+        patch.setattr(static, "cost_job", partial(apart, static.cost_job))
+        assert static_ledger(target, workload) == found
+    assert exports[5:] == [*exports[:4], ("step", 5, True), exports[4]]
+
+
+def apart(cost_job: Any, *args: Any, refused: object = None, **kwargs: Any) -> Any:
+    return cost_job(*args, **kwargs)
 
 
 @pytest.mark.parametrize(("data", "workload", "kept"), COMPOSED)

@@ -316,6 +316,7 @@ class _Composition:
             self._classify(at)
         self._give_unread()
         self.handed = [self._handed(at) for at in range(len(self.runs))]
+        self.tokens = [self._tokens(at) for at in range(len(self.runs))]
         self._check_kinds()
         self.tensors: list[LiveTensor] = []
         self.origin: list[int] = []
@@ -404,15 +405,14 @@ class _Composition:
             raise _NotComposedError
         return tuple(self.own[at].index(block) for block in found)
 
-    def _parts(self, at: int) -> tuple[tuple[str, list[int]], ...]:
-        given, prepared = ("given", self.given[at]), ("prepared", self.prepared[at])
-        return ("own", self.own[at]), given, prepared, ("carried", self.carried[at])
+    def _tokens(self, at: int) -> dict[int, _Token]:
+        """Return what the blocks of a layer are to it; all others are shared."""
+        parts = {"own": self.own, "given": self.given, "prepared": self.prepared, "carried": self.carried}
+        every = [(block, (name, i)) for name, blocks in parts.items() for i, block in enumerate(blocks[at])]
+        return dict(reversed(every))  # of a block in several parts, the first decides
 
     def _token(self, block: int, at: int) -> _Token:
-        for name, blocks in self._parts(at):
-            if block in blocks:
-                return name, blocks.index(block)
-        return "shared", block
+        return self.tokens[at].get(block, ("shared", block))
 
     def _check_kinds(self) -> None:
         """Check that layers of one kind are alike, and that an omitted layer is like at least two."""

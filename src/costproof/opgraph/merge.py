@@ -198,11 +198,22 @@ def sum_traced_steps(steps: Sequence[DecodeStep], count: int) -> tuple[list[Cost
     return result, notes
 
 
+class NoClosedSum(Incomplete):
+    """Raised if a cost of a decode step has no closed sum over the steps; it gives the cost."""
+
+    def in_deeper_model(self) -> NoClosedSum:
+        """Return the error of a model with more layers: it has the same cost in a layer, and another one outside."""
+        return self if _IN_LAYER.search(self.where or "") else NoClosedSum(self.what, where=self.where)
+
+
+_IN_LAYER: Final = re.compile(r"[./]\d+(?=[./:]|$)")
+
+
 def sum_all_steps(node: CostNode) -> CostNode:
     """Return the costs of N decode steps, summed from the formula of the step at context P.
 
     Raises:
-        Incomplete: a cost has no closed sum, for example where a table of positions is cut off at its end.
+        NoClosedSum: a cost has no closed sum, for example where a table of positions is cut off at its end.
     """
     costs: dict[Metric, int | None] = {}
     exprs: dict[Metric, str] = {}
@@ -214,7 +225,7 @@ def sum_all_steps(node: CostNode) -> CostNode:
         try:
             exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
         except BadInput as error:
-            raise Incomplete(error.what, where=f"{metric} of {node.id}", got=text(one)) from error
+            raise NoClosedSum(error.what, where=f"{metric} of {node.id}", got=text(one)) from error
     return replace(node, costs=costs, exprs=exprs)
 
 

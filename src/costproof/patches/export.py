@@ -374,6 +374,13 @@ SHAPES_OF_RESULTS: Final = (
         "tracers/test_shapes.py",
         missing="skip",
     ),
+    Patch(
+        "torch._subclasses.fake_tensor:FakeTensorMode._cached_dispatch_impl",
+        _results_by_shape,
+        "torch takes longer to make the key of a cached shape, and the result from it, than the shape itself",
+        "tracers/test_shapes.py",
+        missing="skip",
+    ),
 )
 """Patches that compute result shapes without torch's decompositions, which take most of the time of an export."""
 

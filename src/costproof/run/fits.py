@@ -222,7 +222,7 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
             check_recounts(memory_recounts(found.target, {(workload.rank,): answer}, answer))
         elif found.exported is not None:
             run = found.exported
-            check_recounts(graph_recounts(answer, run.target, run.ledger, run.peaks))
+            check_recounts(graph_recounts(answer, run.target, run.ledger, run.highest | run.peaks))
         return answer
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))

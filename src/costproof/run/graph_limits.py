@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -57,12 +58,15 @@ class GraphRun:
     target: Exportable
     workload: Workload
     ledger: Ledger
-    forms: dict[tuple[int, int], tuple[CallPeaks, ...] | Incomplete] = field(default_factory=dict, compare=False)
-    """Memoized live peaks in symbols, by the (batch, text tokens) of the workload whose graphs were exported, or why
-    there are none.
+    forms: dict[tuple[int, int, str], tuple[CallPeaks, ...] | Incomplete] = field(default_factory=dict, compare=False)
+    """Memoized live peaks in symbols, by the (batch, text tokens) of the workload whose graphs were exported and the
+    stage, empty for all, or why there are none.
     """
     peaks: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict, compare=False)
     """Memoized graph peaks of the stages, by (batch, text tokens)."""
+    highest: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict, compare=False)
+    """Memoized graph peak of the stage with the highest one, where those of other stages are lower, as :attr:`peaks`.
+    """
     holding: list[tuple[str, frozenset[str], tuple[Condition, ...]]] = field(default_factory=list, compare=False)
     """Memoized result of :meth:`_graphs`."""
     confirmed: dict[str, Mapping[int, int]] = field(default_factory=dict, compare=False)
@@ -146,7 +150,7 @@ class GraphRun:
             found, points = self._first_over(setting, room - lasting)
             if not points:  # no accepted value fits
                 found = self._first_accepted(setting, found)
-                points = (MemoryPoint(found, max(self.graph_peaks(self._at(setting, found)).values())),)
+                points = (MemoryPoint(found, self._highest(setting, found)),)
                 if points[0].bytes <= room - lasting:
                     raise _NotKnownError(
                         f"its graph at {found:,}, the first accepted value, contradicts that of others"
@@ -182,7 +186,7 @@ class GraphRun:
             ends = (found, last) if last in (0, found - 1) and not self._refusal(setting, found) else (last,)
             for at in ends:
                 if at and at not in peaks:
-                    peaks[at] = max(self.graph_peaks(self._at(setting, at)).values())
+                    peaks[at] = self._highest(setting, at, found)
                 if peaks.get(at, 0) <= room:
                     break  # so do those below it
             fits = max((at for at, peak in peaks.items() if peak <= room), default=0)
@@ -203,7 +207,7 @@ class GraphRun:
         """
         if room < 0:
             return 1
-        forms = self._forms(symbolic)
+        forms = self._forms(symbolic, self._leading())
         if isinstance(forms, Incomplete):
             if setting != "batch":
                 raise forms
@@ -224,19 +228,59 @@ class GraphRun:
             below, above = (below, middle) if held(middle) > room else (middle, above)
         return above
 
-    def _forms(self, symbolic: Workload) -> tuple[CallPeaks, ...] | Incomplete:
-        """Return the memoized peaks in symbols of graphs of a workload, or why those of this or another have none."""
+    def _leading(self) -> str:
+        """Return the stage that had the highest peak in all runs whose peaks are known, or else an empty string.
+
+        An export in symbols takes several times as long as one with constant sizes, and a proposal needs only the
+        stage that decides: the prefill of almost all runs. The peaks at the own size are part of the answer anyway.
+        """
+        if len(self.ledger.stages) > 1 and not self.forms:
+            with suppress(Incomplete):  # then it is reported where the peaks are needed
+                self.graph_peaks(self.workload)
+        leading = {max(of, key=of.__getitem__) for of in self.peaks.values() if of}
+        return leading.pop() if len(leading) == 1 else ""
+
+    def _highest(self, setting: str, at: int, above: int = 0) -> int:
+        """Return the largest peak of any stage at a setting value.
+
+        Args:
+            above: a larger value, whose peaks may be known. No stage has a higher peak at a smaller value, so the
+                highest stage there decides alone if its peak here is not below those of the others there.
+        """
+        workload = self._at(setting, at)
+        key = self._key(workload)
+        known = self.peaks.get(self._key(self._at(setting, above)), {}) if at < above else {}
+        if key in self.peaks or len(known) < 2:
+            return max(self.graph_peaks(workload).values())
+        first = max(known, key=known.__getitem__)
+        others = [stage for stage in known if stage != first]
+        found = self.highest[key] = graph_peaks(self.target, workload, self.progress, self.confirmed, (first,))
+        if found[first] < max(known[stage] for stage in others):
+            self.peaks[key] = found | graph_peaks(self.target, workload, self.progress, self.confirmed, others)
+            return max(self.peaks[key].values())
+        return found[first]
+
+    @staticmethod
+    def _key(workload: Workload) -> tuple[int, int]:
+        return workload.batch, workload.text_tokens
+
+    def _forms(self, symbolic: Workload, stage: str) -> tuple[CallPeaks, ...] | Incomplete:
+        """Return the memoized peaks in symbols of graphs of a workload, or why those of this or another have none.
+
+        Args:
+            stage: the only stage whose peaks are returned; empty for all.
+        """
         for known in self.forms.values():
             if isinstance(known, Incomplete):
                 return known
-        key = symbolic.batch, symbolic.text_tokens
+        key = *self._key(symbolic), stage
         if key not in self.forms:
             require("trace", "the peak of a graph")
             from costproof.tracers.peaks.calls import released_forms  # imports torch
 
             try:
                 with count_lock():
-                    self.forms[key] = released_forms(self.target, symbolic)
+                    self.forms[key] = released_forms(self.target, symbolic, (stage,) if stage else ())
             except Incomplete as error:
                 self.forms[key] = error
         return self.forms[key]
@@ -265,7 +309,7 @@ class GraphRun:
 
     def graph_peaks(self, workload: Workload) -> dict[str, int]:
         """Return :func:`graph_peaks` of this run with the batch and the tokens of a workload, memoized."""
-        key = workload.batch, workload.text_tokens
+        key = self._key(workload)
         if key not in self.peaks:
             self.peaks[key] = graph_peaks(self.target, workload, self.progress, self.confirmed)
         return self.peaks[key]
@@ -415,11 +459,13 @@ def graph_peaks(
     workload: Workload,
     progress: Progress = silent,
     confirmed: dict[str, Mapping[int, int]] | None = None,
+    stages: Sequence[str] = (),
 ) -> dict[str, int]:
     """Return the graph peak of each stage.
 
     Args:
         confirmed: what was shown of the whole model at other sizes, to which this call adds.
+        stages: the only stages that are looked at; empty for all.
 
     Raises:
         Incomplete: a peak is unknown.
@@ -428,7 +474,7 @@ def graph_peaks(
     from costproof.tracers.peaks.calls import released_peaks  # imports torch
 
     with count_lock():
-        return released_peaks(target, workload, progress, confirmed)
+        return released_peaks(target, workload, progress, confirmed, stages)
 
 
 def _on_line(peaks: Mapping[int, int], room: int) -> int:

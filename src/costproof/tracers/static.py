@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse
@@ -34,7 +34,7 @@ from costproof.opgraph.graph import Value
 from costproof.opgraph.kept import FirstKnown
 from costproof.opgraph.mask_bands import BandMasks
 from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths
-from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_traced_steps
+from costproof.opgraph.merge import DecodeStep, NoClosedSum, merge_nodes, sum_all_steps, sum_traced_steps
 from costproof.opgraph.reuse import PackedReads, reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics
@@ -76,11 +76,12 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
     progress("build the model", 0, 1)
     model = target.build(workload)
     covered = tuple(s for s in target.info().stages if s not in stages_not_exported(target))
+    refused: dict[str, NoSymbols] = {}
 
     def count(one: Exportable, built: nn.Module) -> Ledger:
         values = {(i.stage, i.id): i.symbols for i in one.invocations(workload)}
-        jobs = one.export_jobs(built, workload)
-        return exported_ledger(one, workload, built, jobs, covered, values, progress, settled=False)
+        jobs, known = one.export_jobs(built, workload), None if one is target else refused
+        return exported_ledger(one, workload, built, jobs, covered, values, progress, settled=False, refused=known)
 
     cut = None if workload.mesh.pp > 1 else ledger_of_equal_layers(target, workload, model, count)
     found = settle_kept(cut or count(target, model))
@@ -99,6 +100,7 @@ def exported_ledger(
     *,
     whole: bool = False,
     settled: bool = True,
+    refused: dict[str, NoSymbols] | None = None,
 ) -> Ledger:
     """Export some parts of a model, and return the static ledger of those exports that succeed.
 
@@ -109,6 +111,7 @@ def exported_ledger(
         values: values of the symbols, for every invocation of the jobs.
         whole: whether every export must succeed with the symbolic sizes that it asks for.
         settled: whether to apply :func:`~costproof.opgraph.account.settle_kept`, whose note names layers.
+        refused: jobs that have no costs in symbols in a model with fewer layers, by id; those of this call are added.
 
     Raises:
         Incomplete: no stage can be exported; with ``whole``, a part cannot.
@@ -130,6 +133,7 @@ def exported_ledger(
                     fixed=not whole,
                     dtype=workload.dtype,
                     packed=packed if job.packed else None,
+                    refused=None if job.packed else refused,
                 )
         except Incomplete as error:
             if whole:
@@ -196,6 +200,13 @@ class JobCosts:
     notes: tuple[str, ...]
 
 
+class NoSymbols(NamedTuple):
+    """The reason why a decode step has no costs in symbols, and the notes of its export in symbols."""
+
+    why: NoClosedSum
+    notes: tuple[str, ...]
+
+
 def cost_job(
     job: ExportJob,
     values: InvocationValues,
@@ -205,6 +216,7 @@ def cost_job(
     fixed: bool,
     dtype: str,
     packed: PackedReads | None = None,
+    refused: dict[str, NoSymbols] | None = None,
 ) -> JobCosts:
     """Compute the costs of a job in symbols, or at each invocation's sizes if it cannot be exported with symbols.
 
@@ -213,6 +225,8 @@ def cost_job(
         fixed: whether an export without symbols is allowed.
         dtype: dtype of the run.
         packed: reads of earlier jobs of the same call.
+        refused: jobs that are not exported in symbols again, by id, to which this job may be added. A model with more
+            layers has the operators of one with fewer, so a cost without a closed sum there has none here.
 
     Raises:
         Incomplete: it cannot be exported at all.
@@ -263,10 +277,15 @@ def cost_job(
         return found
 
     try:
+        if fixed and job.sizes and refused and job.id in refused:
+            notes.update(dict.fromkeys(refused[job.id].notes))
+            raise refused[job.id].why.in_deeper_model()
         add(export(job) if job.sizes or not fixed else followed(job))
     except Incomplete as error:
         if not (fixed and job.sizes):
             raise
+        if refused is not None and isinstance(error, NoClosedSum):
+            refused.setdefault(job.id, NoSymbols(error, tuple(notes)))
         notes[f"export {job.id}: at the sizes of this workload alone, not in symbols: {error.line}"] = None
         for invocation in job.invocations:
             known = values[job.stage, invocation]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -135,7 +135,11 @@ that the whole model copies outside of its layers in addition, by bytes."""
 
 
 def released_peaks(
-    target: Exportable, workload: Workload, progress: Progress = silent, confirmed: Confirmed | None = None
+    target: Exportable,
+    workload: Workload,
+    progress: Progress = silent,
+    confirmed: Confirmed | None = None,
+    stages: Collection[str] = (),
 ) -> dict[str, int]:
     """Return each stage's largest graph peak if each input is released after its last reader.
 
@@ -144,6 +148,7 @@ def released_peaks(
 
     Args:
         confirmed: what runs of the whole model have shown at other sizes; those of this call are added.
+        stages: the only stages that are looked at; empty for all.
 
     Raises:
         Incomplete: a peak is unknown.
@@ -153,9 +158,9 @@ def released_peaks(
         raise Incomplete("the graph peak cannot be computed", where=stage, got=f"not exported: {why}")
     progress("peaks", 0, 1)
     model = target.build(workload)
-    if confirmed and (known := _as_confirmed(target, workload, model, confirmed, progress)) is not None:
+    if confirmed and (known := _as_confirmed(target, workload, model, confirmed, progress, stages)) is not None:
         return _highest(known)
-    whole = [job for _, job in calls(target, workload, model)]
+    whole = _of_stages(calls(target, workload, model), stages)
     for job in whole:
         if job.conventions:
             raise Incomplete(
@@ -166,7 +171,8 @@ def released_peaks(
     shown = {} if confirmed is None else confirmed
     programs = _from_kinds(target, workload, model, whole, progress, shown)
     if programs is None:
-        shown.clear()
+        for job in whole:
+            shown.pop(job.id, None)
         programs = []
         for i, job in enumerate(whole):
             progress("peaks", i, len(whole))
@@ -174,6 +180,11 @@ def released_peaks(
                 programs.append(_program(job))
     progress("peaks", len(whole), len(whole))
     return _highest(list(zip((job.stage for job in whole), programs, strict=True)))
+
+
+def _of_stages(of: Iterable[tuple[str, ExportJob]], stages: Collection[str]) -> list[ExportJob]:
+    """Return the jobs of these stages, or all jobs if there are none."""
+    return [job for _, job in of if not stages or job.stage in stages]
 
 
 def _highest(programs: Sequence[tuple[str, MemoryProgram]]) -> dict[str, int]:
@@ -185,7 +196,12 @@ def _highest(programs: Sequence[tuple[str, MemoryProgram]]) -> dict[str, int]:
 
 
 def _as_confirmed(
-    target: Exportable, workload: Workload, model: torch.nn.Module, confirmed: Confirmed, progress: Progress
+    target: Exportable,
+    workload: Workload,
+    model: torch.nn.Module,
+    confirmed: Confirmed,
+    progress: Progress,
+    stages: Collection[str] = (),
 ) -> list[tuple[str, MemoryProgram]] | None:
     """Return the stage and the memory program of each call, composed from graphs of a truncated model alone.
 
@@ -196,7 +212,7 @@ def _as_confirmed(
         if (found := truncated_by_kinds(target, workload, model)) is None:
             return None
         cut, stacks = found
-        few = [job for _, job in calls(cut, workload)]
+        few = _of_stages(calls(cut, workload), stages)
         if not {job.id for job in few} <= confirmed.keys():
             return None
         made = []
@@ -240,7 +256,7 @@ def _from_kinds(
         if (found := truncated_by_kinds(target, workload, model)) is None:
             return None
         cut, stacks = found
-        few = [job for _, job in calls(cut, workload)]
+        few = _of_stages(calls(cut, workload), {job.stage for job in whole})
         names = [[(job.id, job.stage, job.conventions) for job in jobs] for jobs in (few, whole)]
         if names[0] != names[1]:
             return None
@@ -300,12 +316,15 @@ def _inputs(tensors: Sequence[LiveTensor]) -> list[tuple[str, int, tuple[int, ..
     return sorted((t.dtype, t.bytes, t.shape) for t in tensors if not t.operator)
 
 
-def released_forms(target: Exportable, workload: Workload) -> tuple[CallPeaks, ...]:
+def released_forms(target: Exportable, workload: Workload, stages: Collection[str] = ()) -> tuple[CallPeaks, ...]:
     """Return every call once for each moment that may be its graph peak, with the bytes that are alive then.
 
     Each input is released after its last reader. For a model with several layers of each kind, the moments are those of
     programs composed from a truncated model. No run of the whole module confirms these graphs: they only propose sizes
     to examine.
+
+    Args:
+        stages: the only stages that are looked at; empty for all.
 
     Raises:
         Incomplete: a peak is not known as a formula.
@@ -313,11 +332,13 @@ def released_forms(target: Exportable, workload: Workload) -> tuple[CallPeaks, .
     found = truncated_by_kinds(target, workload)
     if found is not None:
         with suppress(CostproofError):  # otherwise of the whole model
-            return tuple(_forms(*found, workload))
-    return tuple(_forms(target, (), workload))
+            return tuple(_forms(*found, workload, stages))
+    return tuple(_forms(target, (), workload, stages))
 
 
-def _forms(target: Exportable, stacks: Sequence[LayerStack], workload: Workload) -> Iterator[CallPeaks]:
+def _forms(
+    target: Exportable, stacks: Sequence[LayerStack], workload: Workload, stages: Collection[str] = ()
+) -> Iterator[CallPeaks]:
     """Yield the moments of a model, or of the whole model that a truncated one with these stacks is a part of.
 
     Raises:
@@ -325,6 +346,8 @@ def _forms(target: Exportable, stacks: Sequence[LayerStack], workload: Workload)
     """
     made: dict[str, sympy.Expr] = {}
     for invocation, job, _ in _calls(target, workload):
+        if stages and job.stage not in stages:
+            continue
         if job.id not in made:
             with gc_disabled():
                 memory = exported_memory(on_fake_cpu(job))
