@@ -183,9 +183,9 @@ class _Copies:
         weighed results, or they are all that is left of the sum over ranks. That holds for the masks of a model with
         windows, and for biases of experts that got pairs, too.
         """
-        if stage and DISPATCH in self.workload.inputs:
-            return frozenset({_CHOSEN} if metric == FLOOR and self._biased_experts else {_WEIGHED, _PAIRS})
         found = set[str]()
+        if stage and DISPATCH in self.workload.inputs:
+            found |= {_CHOSEN} if metric == FLOOR and self._biased_experts else {_WEIGHED, _PAIRS}
         if metric == FLOOR and "text_window" in self.info.symbols:
             found.add(_MASKS)
         if metric == FLOOR and self._features is None:
