@@ -16,6 +16,7 @@ from costproof.opgraph.liveness import (
     composed,
     gap_parts,
     peak_of,
+    released_peak,
     timeline,
 )
 
@@ -44,6 +45,23 @@ def test_a_result_stands_beside_the_arguments_that_it_is_made_of() -> None:
     assert peak_of(found).bytes == 10 + 100 + 20
     assert [t.name for t in peak_of(found).alive] == ["x", "a", "b"]
     assert peak_of(found).operator == "aten.b.default"
+
+
+def test_a_peak_without_the_inputs_that_are_read() -> None:
+    """x 10 makes a 100, of which c 5 is made; b 104 of c: c and b, 109, are fewer than 110; with x kept they are more.
+
+    An output that is read stays: with c 5 and b 104, a is 209.
+    """
+    wide = tensor("b", 104)
+    steps = (ProgramStep((0, 1), (made(1),)), ProgramStep((1, 2), (made(2),)), ProgramStep((2, 3), (made(3),)))
+    program = MemoryProgram((X, A, C, wide), (0,), steps, (3,))
+    assert released_peak(program) == 10 + 100
+    assert max(timeline(program).held()) == 10 + 5 + 104
+    assert released_peak(replace(program, outputs=(1, 3))) == 100 + 5 + 104
+    # of a block that the operator alone holds, and of an input that nothing reads, which stays
+    hidden = (ProgramStep((0, 2), (made(1), made(2), gone(1))),)
+    assert released_peak(MemoryProgram((X, A, B), (0,), hidden, (2,))) == 10 + 100 + 20
+    assert released_peak(MemoryProgram((X, A, B), (0, 2), steps[:1], (1,))) == 10 + 20 + 100
 
 
 def test_inputs_and_outputs_stay() -> None:

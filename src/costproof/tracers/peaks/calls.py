@@ -38,6 +38,7 @@ from costproof.opgraph.liveness import (
     peak_form,
     peak_of,
     predicted,
+    released_peak,
     timeline,
 )
 from costproof.patches.inference import inference_context
@@ -191,7 +192,9 @@ def _highest(programs: Sequence[tuple[str, MemoryProgram]]) -> dict[str, int]:
     """Return the largest peak of each stage, of the programs of its calls."""
     found: dict[str, int] = {}
     for stage, program in programs:
-        found[stage] = max(found.get(stage, 0), *timeline(program, inputs_held=False).held(), 0)
+        most = max(timeline(program, inputs_held=False).held(), default=0)
+        check_recounts([Recount("memory", f"{stage}, each input released", "live_bytes", most, released_peak(program))])
+        found[stage] = max(found.get(stage, 0), most)
     return found
 
 
