@@ -43,6 +43,7 @@ def effects(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mappin
     for mistake in _mistakes(terms, metric, own, everywhere):
         effect = mistake.effect(terms)
         check_recounts(_window_recounts(mistake, effect, terms, metric))
+        check_recounts(_format_recounts(mistake, effect, terms))
         factors = {i: f for i, f in effect.factors.items() if terms[i].value}
         switches = frozenset(i for i in effect.switches if terms[i].value and factors.get(i) != 0)
         if not switches and not factors:
@@ -126,6 +127,30 @@ def _window_recounts(mistake: Mistake, effect: Effect, terms: ClaimTerms, metric
             if again is not None and again[1]:
                 where = f"{mistake.cause}, {term.role or term.owner}"
                 yield Recount("claim", where, "factor", effect.factors.get(i, Fraction(1)), Fraction(*again))
+
+
+def _format_recounts(mistake: Mistake, effect: Effect, terms: ClaimTerms) -> Iterator[Recount]:
+    """Yield second counts of the factors of unpacking weights again for each token.
+
+    A token unpacks a plain matrix once, and of experts those that it chooses; a call unpacks each expert that any of
+    its tokens chooses, at most all.
+    """
+    if mistake.cause != "unpacked for each token":
+        return
+    for i, term in enumerate(terms):
+        v, of = term.values, f"{term.tower}_experts"
+        if not any(change.pick(term) for change in mistake.changes) or not v.keys() & {"S", "N"}:
+            continue
+        tokens = v["B"] * (v["L"] if term.part == "lm_head" and "L" in v else v.get("S", 1))
+        if of not in term.expr:
+            again = Fraction(tokens)
+        elif "Min(" in term.expr and f"{term.tower}_topk" in v and v.get("ep", 1) == 1:
+            chosen = v[f"{term.tower}_topk"]
+            again = Fraction(tokens * chosen, min(v[of], tokens * chosen))
+        else:
+            continue
+        where = f"{mistake.cause}, {term.role or term.owner}"
+        yield Recount("claim", where, "factor", effect.factors.get(i, Fraction(1)), again)
 
 
 STATED: dict[tuple[str, str], str] = {
