@@ -91,6 +91,7 @@ def test_tensors_are_found_wherever_a_mask_function_has_them() -> None:
         (lambda s, b, h, i, j: s * 2.0, 1),
         (lambda s, b, h, i, j: torch.tanh(s / 50.0) * 50.0, 3),
         (lambda s, b, h, i, j: torch.where(i >= j, s, -float("inf")), 0),
+        (lambda s, b, h, i, j: s * 2 + (i - j), 2),  # the difference is of integers
     ],
 )
 def test_a_score_function_by_hand(function: Any, flops: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from math import prod
 from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.opgraph.graph import OpCall, Value
 from costproof.opgraph.rules.attention import EVERY_PAIR, FLEX, UNKNOWN_COUNT
 from costproof.opgraph.rules.cost import OpCost
@@ -230,12 +232,19 @@ def _count(mask: Callable[..., Any], sizes: tuple[int, ...]) -> int:
 
 def score_flops(score: Callable[..., Any]) -> int:
     """Return the vector FLOPs of a score function for one score, or :data:`UNKNOWN_COUNT`."""
+    of_calls: list[tuple[str, int]] | None = None
     with suppress(Exception):
         calls = _apart(partial(_score_calls, _replaced(score, _shape_of)))
         costs = [cost_of(call) for call in calls]
         if all(isinstance(cost, OpCost) and cost.flops == 0 and type(cost.vector) is int for cost in costs):
-            return sum(int(cost.vector) for cost in costs if isinstance(cost, OpCost))
-    return UNKNOWN_COUNT
+            of_calls = [(call.name, int(cost.vector)) for call, cost in zip(calls, costs) if isinstance(cost, OpCost)]
+    if of_calls is None:
+        return UNKNOWN_COUNT
+    found = sum(vector for _, vector in of_calls)
+    # No other source sees inside of the operator: once more, by equal calls.
+    again = sum(number * vector for (_, vector), number in Counter(of_calls).items())
+    check_recounts([Recount("score function", "its operators", "vector_flops", found, again)])
+    return found
 
 
 def _score_calls(score: Callable[..., Any]) -> list[OpCall]:
