@@ -17,6 +17,7 @@ import costproof
 from costproof.estimate.memory import Fits, MemoryLimit
 from costproof.estimate.roofline import Roofline
 from costproof.ledger.errors import Bug
+from costproof.ledger.mesh import Duplicate, RankCosts
 from costproof.reports.fits import _plain_lines, _rank_line, _tried_rows
 
 fits_module = importlib.import_module("costproof.run.fits")
@@ -69,6 +70,35 @@ def test_a_mesh_of_fewer_ranks_than_devices(devices: int, runs: int, idle: str) 
     assert found.weights_bytes == 2 * (80 * layer + 2 * 64_128 * 8192 + 161 * 8192)
     said = f"The {devices} devices hold {runs} such run{'s' if runs > 1 else ''} of 2 ranks; {idle} idle."
     assert said in _plain_lines(found)
+
+
+def test_numbers_in_words_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of 1,500 bytes and one of 1,200 are 4,200; 300 and 400 of them are copies, so 3,500 of one device.
+
+    Seven devices hold three runs of two ranks, and one is idle: three and none idle are six.
+    """
+    found = costproof.fits("qwen2.5-0.5b@chat,text_tokens=8,new_tokens=0,tp=2", memory="10GB")
+    rows = tuple(RankCosts(ranks, {"": {"resident_bytes": n}}) for ranks, n in (((0, 1), 1_500), ((2,), 1_200)))
+    copies = tuple(
+        Duplicate(what, "", metric, n, n)
+        for what, metric, n in (("norms", "resident_bytes", 300), ("routers", "resident_bytes", 400),
+                                ("norms", "stored_bytes", 50))
+    )  # fmt: skip
+    found = replace(found, count=7, next_token_modules=2, next_token_ranks=rows, next_token_copies=copies)
+    lines = _plain_lines(found)
+    assert "The 7 devices hold 3 such runs of 2 ranks; 1 of them is idle." in lines
+    said = "2 MTP modules on all ranks: 4.20 kB, those of one device 3.50 kB"
+    assert f"{said} and copies: norms 300 B, routers 400 B." in lines
+    for name, wrong in (
+        ("_copies", "The 7 devices hold 3 such runs of 2 ranks; none of them is idle."),
+        ("_copies", "The 7 devices hold 2 such runs of 2 ranks; 3 of them are idle."),
+        ("_further_line", said.replace("4.20", "2.70")),
+        ("_further_line", said.replace("3.50", "4.20")),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"costproof.reports.fits.{name}", lambda _, wrong=wrong: wrong)
+            with pytest.raises(Bug):
+                _plain_lines(found)
 
 
 def test_a_dense_model_has_no_experts_to_share() -> None:

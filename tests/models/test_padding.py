@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from costproof import api
-from costproof.ledger.capture import CAPTURE, parse_capture
+from costproof.ledger.capture import CAPTURE, Padding, TokenPadding, parse_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.schema import to_data
 from costproof.models.cache_dtype import BlockedCache, CachedLayers, blocks_held
@@ -20,6 +20,7 @@ from costproof.models.families.gpt_oss import GptOss, GptOssConfig
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.families.mistral import Mistral, MistralConfig
 from costproof.parametric.targets import evaluate_formulas
+from costproof.reports.static import padding_lines
 from tests.models.test_latents import V3
 from tests.models.test_mixtures import GPT_OSS, read
 from tests.models.test_past import LLAMA, ONE, TWO
@@ -37,6 +38,15 @@ def blocked(target: CausalTarget[Any], **run: Any) -> list[tuple[Any, ...]]:
     assert cache is not None
     return [
         (r.stage, r.layers, r.window, r.blocks, r.tokens, r.token_bytes, r.waste_bytes) for r in cache.rows(workload)
+    ]
+
+
+def test_the_waste_of_all_steps_is_said() -> None:
+    """15 of 16 tokens in each of 5 steps, at 2 x 122,880 FLOP a token: 75 x 245,760."""
+    rows = (TokenPadding("prefill", 1, 30, 32, 2 * 245_760), TokenPadding("decode", 5, 1, 16, 75 * 245_760))
+    assert [*padding_lines(Padding((), rows))] == [
+        "prefill: 30 tokens padded to 32; waste 491,520 FLOP",
+        "decode: 1 token padded to 16, in 5 calls; waste 18,432,000 FLOP",
     ]
 
 

@@ -237,7 +237,8 @@ def score_flops(score: Callable[..., Any]) -> int:
         calls = _apart(partial(_score_calls, _replaced(score, _shape_of)))
         costs = [cost_of(call) for call in calls]
         if all(isinstance(cost, OpCost) and cost.flops == 0 and type(cost.vector) is int for cost in costs):
-            of_calls = [(call.name, int(cost.vector)) for call, cost in zip(calls, costs) if isinstance(cost, OpCost)]
+            pairs = zip(calls, costs, strict=True)
+            of_calls = [(call.name, int(cost.vector)) for call, cost in pairs if isinstance(cost, OpCost)]
     if of_calls is None:
         return UNKNOWN_COUNT
     found = sum(vector for _, vector in of_calls)

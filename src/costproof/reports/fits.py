@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Final
@@ -301,10 +302,28 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
         less = exact(found.last_logits_bytes)
         most = "" if found.is_live_exact else "at most "
         lines.append(f"Logits of all positions decide the live peak: with --logits last it is {most}{less} B.")
+    check_recounts(_word_recounts(found, " ".join(lines)))
     known = {exact(number) for number in _integers(asdict(found))}
     for size in re.findall(r"([\d,]+) B\b", " ".join(lines)):
         check_recounts([Recount("", f"{size} B in a line of the report", "is in the JSON", size in known, True)])
     return tuple(lines)
+
+
+def _word_recounts(found: Fits, lines: str) -> Iterator[Recount]:
+    """Yield checks of the numbers in words, read back: devices that runs have, bytes of the modules of all ranks."""
+    if of := re.search(
+        r"The ([\d,]+) devices hold ([\d,]+) such runs? of ([\d,]+) ranks?; ([\d,]+|none) of them", lines
+    ):
+        devices, copies, ranks, idle = (0 if n == "none" else int(n.replace(",", "")) for n in of.groups())
+        yield Recount("", "devices of all such runs, and idle ones", "number", copies * ranks + idle, found.count or 0)
+        yield Recount("", "idle devices for which a run has no room", "are", devices == found.count, idle < ranks)
+    if of := re.search(r"on all ranks: ([\d.,]+ \w+), those of one device ([\d.,]+ \w+)( and copies)?", lines):
+        by_rank = {rank: row.stages[""]["resident_bytes"] for row in found.next_token_ranks for rank in row.ranks}
+        whole = sum(by_rank.values())
+        for copy in found.next_token_copies:
+            whole -= copy.amount if copy.metric == "resident_bytes" else 0
+        for what, printed, again in (("all ranks", of[1], sum(by_rank.values())), ("one device", of[2], whole)):
+            yield Recount("", f"MTP modules of {what}", "bytes are printed", printed == human(again, "B"), True)
 
 
 def _integers(data: object) -> Iterator[int]:
@@ -459,6 +478,10 @@ def stored_sentence(found: StoredCheckpoint) -> str:
         rest = f", and {exact(more)} B in tensors whose size no key determines" if more else ""
         if found.headers.differences:
             causes = plural(len({difference.cause for difference in found.headers.differences}), "known cause")
+            by_cause = Counter[str]()
+            for difference in found.headers.differences:
+                by_cause[difference.cause] += difference.bytes
+            check_recounts([Recount("checkpoint", "all causes", "bytes that are printed", named, by_cause.total())])
             return f"Explained: {tensors} in {files} differ from the layout by {named:+,} B of {causes}: {size}{rest}."
         return f"Exact: {tensors} in {files} are those of the layout, {size}{rest}."
     delta = found.headers.bytes - found.totals.bytes

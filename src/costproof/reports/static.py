@@ -5,6 +5,7 @@ For a run on several devices, report the ranks too: their costs, their collectiv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Final
@@ -260,7 +261,9 @@ def padding_lines(found: Padding) -> Iterator[str]:
     for row in found.batch:
         calls = f", in {plural(row.calls, 'call')}" if row.calls > 1 else ""
         padded = f"{plural(row.tokens, 'token')} padded to {exact(row.size)}"
-        yield f"{row.stage}: {padded}{calls}; waste {exact(row.flops)} FLOP"
+        said = f"waste {exact(row.flops)} FLOP"
+        check_recounts([Recount(row.stage, "padded tokens", said, int(re.sub(r"\D", "", said)), row.flops)])
+        yield f"{row.stage}: {padded}{calls}; {said}"
 
 
 def whole_title(whole: WholeModel) -> str:
