@@ -101,6 +101,32 @@ def test_numbers_in_words_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None
                 _plain_lines(found)
 
 
+def test_one_of_several_devices_holds_the_mtp_module(tmp_path: Path) -> None:
+    """DeepSeek-V3 with a dense layer and one of 8 experts, each of 64 x 48, and an MTP module of such a layer.
+
+    One of two devices holds both, and has no room for them where the module would have 50,000 bytes.
+    """
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 128,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1,
+        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "vocab_size": 320,
+        "num_nextn_predict_layers": 1, "tie_word_embeddings": False, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    q, kv = 64 * 24 + 24 + 24 * 4 * (16 + 8), 64 * (128 + 8) + 128 + 128 * 4 * (16 + 16)
+    attention = q + kv + 4 * 16 * 64 + 2 * 64  # with both norms of the layer
+    mixture = 2 * (8 * 64 + (8 + 1) * 3 * 64 * 48) + 4 * 8  # a float32 for each expert in the router
+    tables = 2 * 2 * 320 * 64
+    main = 2 * (2 * attention + 3 * 64 * 96 + 64) + mixture + tables
+    module = 2 * (attention + 2 * 64 * 64 + 3 * 64) + mixture + tables  # its projection, three norms, own tables
+    rotary = 2 * 4 * 4  # frequencies of 8 dimensions, twice
+    for memory, verdict in (("1GB", "fits"), (main + rotary + 50_000, "does not fit")):
+        found = costproof.fits(f"hf:{tmp_path}@chat,text_tokens=2", memory=memory, on="2xl4", next_token=1)
+        assert (found.tried[0].weights_bytes, found.tried[0].verdict) == (main + module + rotary, verdict)
+
+
 def test_a_dense_model_has_no_experts_to_share() -> None:
     """In float32, 282 GB: a quarter fits; three ranks would divide 64 heads. What cannot be is one row of the table."""
     found = costproof.fits("llama-3.1-70b@chat,dtype=float32", on="7xh100-sxm")

@@ -185,7 +185,7 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
                 continue
             routed = "text_experts" in side.baseline.target.symbols
             held = _formula_weights(side.baseline)
-            if held is not None and room.next_token and tp > 1:
+            if held is not None and room.next_token:
                 held += _further(side, room.next_token)[0]
             found = None if held is not None and held > room.room else _of_all_ranks(spread, side, room)
             tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))
