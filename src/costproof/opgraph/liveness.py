@@ -110,7 +110,7 @@ def released_peak(program: MemoryProgram) -> int:
     A second count beside :func:`timeline`: it knows no last readers, but counts those that are left.
     """
     left = Counter(block for step in program.steps for block in {*step.reads})
-    alive = {*program.inputs}
+    alive, kept = {*program.inputs}, {*program.outputs}
     held = most = sum(program.tensors[block].bytes for block in alive)
     for step in program.steps:
         for event in step.events:
@@ -118,9 +118,8 @@ def released_peak(program: MemoryProgram) -> int:
             held += program.tensors[event.tensor].bytes * (1 if event.made else -1)
             most = max(most, held)
         left.subtract({*step.reads})
-        ended = {*step.reads, *(event.tensor for event in step.events)} & alive - {*program.outputs}
-        for block in ended:
-            if left[block] == 0:
+        for block in {*step.reads, *(event.tensor for event in step.events)} & alive:
+            if left[block] == 0 and block not in kept:
                 alive.remove(block)
                 held -= program.tensors[block].bytes
     return most
