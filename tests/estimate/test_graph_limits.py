@@ -140,6 +140,38 @@ def test_each_stage_has_the_peak_of_its_own_graph(folder: Path) -> None:
     assert (found.live_source, found.live_bytes) == ("graph", peaks["prefill"])
 
 
+WITH_IMAGES: Final[dict[str, Any]] = {
+    "model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10,
+    "spatial_merge_size": 2, "vision_feature_layer": -1,
+    "text_config": {
+        "model_type": "mistral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 512,
+        "sliding_window": None,
+    },
+    "vision_config": {
+        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "image_size": 56, "patch_size": 14,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
+def test_stages_inside_the_graph_of_another_have_its_peak(tmp_path: Path) -> None:
+    """The prompt's graph has the tower and the projector. Twice as many sequences hold twice as much."""
+    (tmp_path / "c.json").write_text(json.dumps(WITH_IMAGES))
+    at = f"hf:{tmp_path}/c.json,seq_len=24"
+    one, two = (costproof.fits(f"{at},batch={n}", memory=130_000) for n in (1, 2))
+    peaks = [(s.id, s.live_bytes) for s in one.stages]
+    assert [name for name, peak in peaks if peak is None] == ["vision_tower", "multi_modal_projector"]
+    assert one.live_bytes == max(peak or 0 for _, peak in peaks)
+    assert two.live_bytes == 2 * (one.live_bytes or 0)
+    assert (one.verdict, one.exit_code) == ("does not fit", 1)
+    held = (one.lasting_bytes or 0) + (one.live_bytes or 0)
+    assert costproof.fits(at, memory=held).verdict == "fits"
+    assert costproof.fits(at, memory=held - 1).verdict == "does not fit"
+
+
 @pytest.mark.usefixtures("one_process")
 def test_a_longest_text_of_the_model_is_shown_to_fit(folder: Path) -> None:
     """The context of 128 positions ends a text of 127 and a step, for which a graph is exported."""

@@ -79,7 +79,10 @@ class StageMemory:
     peaks_bytes: int | None = None
     """Sum of the eager peaks of all calls and parts, with arguments; ``None`` if any is unknown."""
     live_bytes: int | None = None
-    """Live peak of the stage's largest call, with cache, arguments and results; ``None`` if unknown."""
+    """Live peak of the stage's largest call, with cache, arguments and results.
+
+    ``None`` if it is unknown, or that of another stage, inside whose graph this one runs.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class Fits:
     attributes_bytes: int = 0
     """Bytes of tensors that are plain attributes of modules, not parameters or buffers, if at least 1 MB."""
     live_bytes: int | None = None
-    """Largest :attr:`StageMemory.live_bytes` of any stage; ``None`` if any is unknown."""
+    """Largest :attr:`StageMemory.live_bytes` of any stage; ``None`` if the live peak of the run is unknown."""
     live_source: Literal["formula", "graph"] = "formula"
     """Origin of the live peak: a formula, or an exported graph if there is no formula."""
     last_logits_bytes: int | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Final
 
-from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory
+from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory, StageMemory
 from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import KV_BLOCK, KV_DTYPE, TargetInfo, cache_counted, counted_line, quantised_clause
@@ -260,11 +260,16 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
         []
         if len(found.stages) == 1
         else [
-            (s.id, exact(s.cache_bytes), exact(s.activations_bytes if found.live_bytes is None else s.live_bytes))
+            (s.id, exact(s.cache_bytes), exact(s.activations_bytes) if found.live_bytes is None else _live(s))
             + (() if found.peak_bytes is None else (exact(s.peak_bytes), exact(s.peaks_bytes)))
             for s in found.stages
         ]
     )
+
+
+def _live(stage: StageMemory) -> str:
+    """Return the live peak of a stage; of one inside the graph of another stage, that is in the other's."""
+    return "in another stage's" if stage.live_bytes is None else exact(stage.live_bytes)
 
 
 def _plain_lines(found: Fits) -> tuple[str, ...]:

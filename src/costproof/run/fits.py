@@ -374,8 +374,8 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
     for stage in stages:
         held = [size for of, size in peaks.items() if of == stage.id]
         check_recounts([Recount("memory", stage.id, "live_bytes", stage.live_bytes or 0, sum(n or 0 for n in held))])
-    known = [stage.live_bytes for stage in stages]
-    live = max((n for n in known if n is not None), default=None) if None not in known else None
+    # A graph of all exports has the peak of stages that it runs inside, such as towers before a prompt.
+    live = max(peaks.values(), default=None)
     notes = found.notes if live is None else tuple(note for note in found.notes if not note.startswith(_NO_FORMULA))
     return replace(found, stages=stages, live_bytes=live, live_source="graph", notes=notes)
 
