@@ -57,9 +57,10 @@ costproof fits gpt-oss-20b --memory 20GB                            # weights as
 Any other format or key, and a tied head that no list leaves out, is exit code 3 with its name and no number. What no
 key says is stated as assumed: the dtype of weights and of block scales (float32; bfloat16 for Qwen3; where `scale_fmt`
 is `ue8m0`, F8_E8M0 as in DeepSeek-V4 and transformers, but float32 in DeepSeek-V3.1 and V3.2), a tied head, biases of
-zeros of AutoGPTQ, the dtype of shapes of packed matrices. The size of JSON descriptions of bitsandbytes'
-nested maxima is open. No key says which layers of ModelOpt's AWQ formats store a `pre_quant_scale`, what older
-AutoRound packed with, or how torchao's version 1, which safetensors cannot hold, was saved: they are exit code 3.
+zeros of AutoGPTQ, the dtype of shapes of packed matrices. So are names and patterns that no module, tensor or class of
+the model matches, such as a misspelt layer of `extra_config`: they change nothing. The size of JSON descriptions of
+bitsandbytes' nested maxima is open. No key says which layers of ModelOpt's AWQ formats store a `pre_quant_scale`, what
+older AutoRound packed with, or how torchao's version 1, which safetensors cannot hold, was saved: they are exit code 3.
 Multi-token prediction modules (MTP) count with `--mtp N`, in `fits` too, for DeepSeek-V3, Kimi K2, GLM-4.5 and 4.6,
 Qwen3-Next, Qwen3.5, MiMo, MiMo-V2-Flash and DeepSeek-V4: a layer like the last one with full attention (MiMo-V2-Flash:
 with a window and a dense MLP; DeepSeek-V4: with a window, so without a compressor), a projection, norms, and in the

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 
 from costproof.analytic.quantised import MatrixShape, scaling, unpacking
+from costproof.ledger.errors import Bug
+from costproof.ledger.metrics import UNPACKED as SAVED
+from costproof.ledger.metrics import UNPACKING, Metric
+from costproof.ledger.node import CostNode, Ledger
 from costproof.storage.formats import (
     Awq,
     CompressedTensors,
@@ -135,6 +141,57 @@ def test_graph_and_run_share_no_arithmetic() -> None:
         assert graph.keys() == run.keys()
         code = [{f.__module__ for f in table.values()} for table in (graph, run)]
         assert code == [{traced.__name__}, {format_runs.__name__}]
+
+
+def of_linear(of: Format, calls: int, rows: int) -> tuple[Ledger, traced.QuantisedModules]:
+    """A linear layer of 40 x 96 that multiplies some rows in some calls, and a norm, as a graph has them."""
+    costs = {"calls": calls, "weight_read_bytes": calls * 40 * 96 * 2, "input_bytes": rows * 96 * 2}
+    nodes = (
+        CostNode("prefill", "prompt", "lin", "", costs),
+        CostNode("prefill", "prompt", "lin", "linear", {"flops": 2 * rows * 40 * 96}),
+        CostNode("prefill", "prompt", "norm", "", {"calls": calls, "weight_read_bytes": calls * 96 * 2}),
+    )
+    stored = {"lin": [traced.StoredMatrix(LinearShape(40, 96, False, "BF16"), 1, of, "Linear")]}
+    modules = traced.QuantisedModules(stored, {"lin", "norm"}, {"lin": 5_000})
+    metrics: tuple[Metric, ...] = ("calls", "weight_read_bytes", "input_bytes", "flops")
+    return Ledger("static", nodes, metrics, ("prefill",)), modules
+
+
+@pytest.mark.parametrize(
+    ("of", "work", "fast"),
+    [
+        (Awq(4, 32), 3 * 40 * 96, 0),  # each weight, in each of three calls
+        # Of each of 7 rows 96 inputs are divided by their scale, and 40 results multiplied by two.
+        (ModelOptFp8(), 7 * (96 + 2 * 40), 2 * 7 * 40 * 96),
+    ],
+)
+def test_what_formats_add_to_a_linear_layer(of: Format, work: int, fast: int) -> None:
+    """Bytes saved are 5,000 a call, of a norm none."""
+    found = traced.with_formats(*of_linear(of, 3, 7), "bfloat16")
+    assert (found.total(UNPACKING), found.total(SAVED)) == (work, 3 * 5_000)
+    assert sum(node.cost("float8_flops") or 0 for node in found.nodes) == fast
+
+
+@pytest.mark.parametrize("of", [Awq(4, 32), ModelOptFp8()])
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("_reads", lambda matrices, item, costs: sympy.Integer(1)),
+        ("_rows", lambda matrices, flops: flops / (4 * 40 * 96)),
+        ("_saved", lambda modules, module, item, costs: costs["weight_read_bytes"]),
+        ("_as_multiplied", lambda nodes, matrices: nodes),
+    ],
+)
+def test_a_mistake_in_what_formats_add_is_told(
+    of: Format, name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = traced.with_formats(*of_linear(of, 3, 8), "bfloat16")
+    monkeypatch.setattr(traced, name, wrong)
+    if isinstance(of, Awq) and name in ("_rows", "_as_multiplied"):  # which products in 16 bits do not need
+        assert traced.with_formats(*of_linear(of, 3, 8), "bfloat16") == right
+        return
+    with pytest.raises(Bug, match="counted in another way"):
+        traced.with_formats(*of_linear(of, 3, 8), "bfloat16")
 
 
 def test_integers_are_those_of_the_words() -> None:

@@ -140,10 +140,13 @@ def _recounts(
         if not calls or costs["flops"] != 2 * rows * linear.rows * linear.columns:
             continue  # operators of other modules multiply by the matrix, or in another dtype
         if UNPACKED in metrics and modules.saved is not None:
-            yield Recount(stage, module, UNPACKED, costs[UNPACKED], calls * modules.saved[module])
+            # All of a table that another module holds, too.
+            own = modules.saved.get(module)
+            again = costs["weight_read_bytes"] if own is None else calls * own
+            yield Recount(stage, module, UNPACKED, costs[UNPACKED], again)
         if UNPACKING in metrics and not run:
-            again = _count(made, linear, int(rows) if made.products else None, run=True)
-            yield Recount(stage, module, UNPACKING, costs[UNPACKING], int(again) * (1 if made.products else calls))
+            work = int(_count(made, linear, int(rows) if made.products else None, run=True))
+            yield Recount(stage, module, UNPACKING, costs[UNPACKING], work * (1 if made.products else calls))
         if made.products and not run:
             others = sum(costs[f"{kind}_flops"] for kind in ARITHMETIC if kind != made.products)
             yield Recount(
