@@ -34,6 +34,7 @@ from costproof.storage.formats import (
 )
 from costproof.tracers import format_runs
 from costproof.tracers import unpacking as traced
+from costproof.tracers.stored_module import StoredMatrix
 
 BLOCKS = CompressedTensors("float-quantized", 8, True, "block", block=(2, 3))
 GROUPS = CompressedTensors("pack-quantized", 4, False, "group", 32)
@@ -145,13 +146,17 @@ def test_graph_and_run_share_no_arithmetic() -> None:
 
 def of_linear(of: Format, calls: int, rows: int) -> tuple[Ledger, traced.QuantisedModules]:
     """A linear layer of 40 x 96 that multiplies some rows in some calls, and a norm, as a graph has them."""
-    costs = {"calls": calls, "weight_read_bytes": calls * 40 * 96 * 2, "input_bytes": rows * 96 * 2}
+    costs: dict[Metric, int | None] = {
+        "calls": calls,
+        "weight_read_bytes": calls * 40 * 96 * 2,
+        "input_bytes": rows * 96 * 2,
+    }
     nodes = (
         CostNode("prefill", "prompt", "lin", "", costs),
         CostNode("prefill", "prompt", "lin", "linear", {"flops": 2 * rows * 40 * 96}),
         CostNode("prefill", "prompt", "norm", "", {"calls": calls, "weight_read_bytes": calls * 96 * 2}),
     )
-    stored = {"lin": [traced.StoredMatrix(LinearShape(40, 96, False, "BF16"), 1, of, "Linear")]}
+    stored = {"lin": [StoredMatrix(LinearShape(40, 96, False, "BF16"), 1, of, "Linear")]}
     modules = traced.QuantisedModules(stored, {"lin", "norm"}, {"lin": 5_000})
     metrics: tuple[Metric, ...] = ("calls", "weight_read_bytes", "input_bytes", "flops")
     return Ledger("static", nodes, metrics, ("prefill",)), modules
