@@ -16,7 +16,7 @@ import costproof
 from costproof.estimate import links, routing
 from costproof.estimate.links import devices_in
 from costproof.estimate.memory import MeshTried
-from costproof.estimate.routing import DispatchForm, RoutedCall, RoutedLayers
+from costproof.estimate.routing import DispatchForm, RoutedCall, RoutedLayers, TouchedExperts, stored_routing
 from costproof.ledger import workload as workloads
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Coordinates, Mesh, Parallel, pairs_of
@@ -32,6 +32,7 @@ from costproof.parametric.time_checks import least_seconds
 from costproof.reports.static import ranks_text
 from costproof.run import fits
 from costproof.run.capture import count_sources
+from costproof.run.operands import GivenRouting
 from costproof.run.prepare import Prepared
 from costproof.views.static_compute import static_compute
 
@@ -511,6 +512,59 @@ def test_a_planted_mistake_in_a_given_routing_is_found(
     with pytest.raises(Bug):
         [counted(target, run) for run in runs]
     routing.copies_by_call.cache_clear()
+
+
+def _of_touched(**changed: Callable[[TouchedExperts], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return a mistake that changes what is said of the experts that a rank reads."""
+    right: Any = routing.touched_of_rank
+    return _replaced(targets, "touched_of_rank", lambda *of: [
+        replace(one, **{name: change(one) for name, change in changed.items()}) for one in right(*of)
+    ])  # fmt: skip
+
+
+_ROWS_OF: Any = routing.dispatch_rows
+ON_RANKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "experts of all ranks": _of_touched(experts=lambda one: 2 * one.experts),
+    "tokens of all steps": _of_touched(tokens=lambda one: one.tokens * one.calls if one.calls > 1 else one.tokens + 1),
+    "an expert for each token": _of_touched(top_k=lambda one: 1),
+    "half of the steps": _of_touched(calls=lambda one: one.calls + 1),
+    "an expert more": _of_touched(bytes=lambda one: one.bytes + 3 * 4096 * 14336 * 2),
+    "an element more sent": _replaced(
+        targets, "dispatch_rows", lambda *of: [replace(row, sent_bytes=row.sent_bytes + 2) for row in _ROWS_OF(*of)]
+    ),
+    "sent pairs alone": _replaced(targets, "_pairs_moved", lambda *of: 0),
+}
+"""Mistakes in what a rank reads and sends under a routing of its roofline."""
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_planted_mistake_in_the_experts_of_a_rank_is_found(
+    name: str, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixtral with two layers on two ranks a stage, whose pairs are sent: 14 tokens, and two unequal steps."""
+    rng = random.Random(f"{name}{stages}")
+    calls = {"prefill": (1, 14), "decode": (2, 2)}
+    data = {stage: [[[rng.sample(range(8), 2) for _ in range(tokens)] for _ in range(2)] for _ in range(of)]
+            for stage, (of, tokens) in calls.items()}  # fmt: skip
+    for call in data["decode"]:
+        call[:] = [[[0, 4], [4, 5]], [[1, 6], [0, 2]]]  # each rank gets a pair
+    (tmp_path / "routing.json").write_text(json.dumps(data), encoding="utf-8")
+    target: Any = load_target("mixtral-8x7b")
+    target = target.with_keys({"layers": 2})
+    routing.copies_by_call.cache_clear()
+    forms = {"dispatch": "all-to-all"} if stages == 2 else {}
+    file = tmp_path / "routing.json"
+    run = {"text_tokens": 7, "new_tokens": 2, "batch": 2, "dp": 2, "ep": 2, "pp": stages, "pairs": file}
+    of = GivenRouting(target, stored_routing(str(file)), None)
+    work = target.workload(**run, **forms, rank=0)
+    assert len(of.loads(work)) == 2 * 2 * stages
+    ON_RANKS[name](monkeypatch)
+    if (name, stages) in (("an element more sent", 2), ("sent pairs alone", 1)):
+        assert of.loads(work)  # the other way to count what is sent
+        return
+    with pytest.raises(Bug, match="counted in another way"):
+        of.loads(work)
 
 
 PLANTED_IN_PAGES: dict[str, dict[str, Any]] = {

@@ -402,7 +402,9 @@ def _on_the_wire(c: Collectives, workload: Workload, symbols: Mapping[str, int])
     by_heads = workload.inputs.get(CP_PLAN) == "ulysses" and "text_kv_rank" not in symbols
     logarithms = c.group == "cp" and c.kind == "all_gather" and not by_heads
     weighted = c.module.endswith(".experts") and c.kind == "all_gather" and DISPATCH in workload.inputs
-    yield "float32" if logarithms or (weighted and c.dtype == "float32") else workload.dtype
+    tokens = workload.own_batch * (workload.text_tokens if c.stage == "prefill" else 1)
+    elements = c.count * workload.mesh.tp * ceil(Fraction(tokens, workload.mesh.tp)) * symbols.get("text_hidden", 0)
+    yield "float32" if logarithms or (weighted and c.bytes == 4 * elements) else workload.dtype
     gathers = c.kind == "all_gather" and DISPATCH not in workload.inputs
     if c.module.endswith(".experts") and (gathers or c.kind == "all_to_all"):
         yield "int64"

@@ -47,7 +47,7 @@ from costproof.ledger.metrics import (
     UNPACKING,
 )
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import FLOAT_BYTES, Workload
 from costproof.models.native import stored_formulas
 from costproof.models.target import WithFormulas, WithStorage, sharded
 from costproof.parametric.access_checks import batch_of
@@ -621,7 +621,7 @@ def load_recounts(
         symbols: numbers of the configuration.
         routing: the file.
     """
-    mesh, every = run.mesh, symbols["text_experts"]
+    mesh, every, item = run.mesh, symbols["text_experts"], FLOAT_BYTES[run.dtype]
     place = run.rank % (mesh.world // mesh.pp)
     first = place // mesh.ep * mesh.ep
     own = {e for e in range(every) if e // (every // mesh.ep) == place - first}
@@ -634,8 +634,21 @@ def load_recounts(
             yield Recount(
                 load.stage, f"experts of layer {layer}, rank {run.rank}", "touched", Fraction(one.touched), each
             )
+            of_tokens = sum(rank in here for rank, _ in calls[0][layer])
+            for metric, size, again in (
+                ("experts", one.experts, len(own)), ("topk", one.top_k, len(calls[0][layer][0][1])),
+                ("tokens", one.tokens, of_tokens), ("calls", one.calls, len(calls)),
+            ):  # fmt: skip
+                yield Recount(load.stage, f"experts of layer {layer}, rank {run.rank}", metric, size, again)
+            params = before.rows[load.stage][one.part][""]["params"] or 0
+            if not params % (len(own) * 3 * symbols["text_hidden"] * symbols["text_moe"]):  # experts without biases
+                read = sum(map(len, touched)) * 3 * symbols["text_hidden"] * symbols["text_moe"] * item
+                yield Recount(load.stage, f"experts of layer {layer}, rank {run.rank}", "bytes", one.bytes, read)
             reached += each
             pairs += sum(e in own for call in calls for rank, row in call[layer] if rank in here for e in row)
+        yield from _sent_again(
+            load, [[call[t.layer] for t in mine] for call in calls], run, symbols["text_hidden"], len(own)
+        )
         yield Recount(load.stage, f"rank {run.rank}", "pairs", load.pairs, pairs)
         yield Recount(load.stage, f"rank {run.rank}", "touched", Fraction(load.touched), reached / len(mine))
         parts = {t.part for t in mine}
@@ -647,6 +660,41 @@ def load_recounts(
         if kinds:
             products = sum(of["expert_gemm"]["flops"] or 0 for of in kinds)
             yield Recount(load.stage, f"rank {run.rank}", "expert_flops", load.expert_flops, products)
+
+
+_HEADER: Final = 16
+"""Bytes that DeepEP's low-latency kernels send before the hidden state of each copy of a token: four int32."""
+
+
+def _sent_again(
+    load: RoutedRank, calls: Sequence[Sequence[Sequence[tuple[int, list[int]]]]], run: Workload, hidden: int, held: int
+) -> Iterator[Recount]:
+    """Yield second counts of the bytes that a rank sends, token after token of its layers.
+
+    Its tokens leave for experts elsewhere, pair by pair or once a rank; results of others' tokens return likewise.
+
+    Args:
+        calls: call -> layer of the rank -> (rank that sends the token, its experts).
+        hidden: width of the decoder.
+        held: experts of a rank.
+    """
+    mesh, place, each = run.mesh, run.rank % (run.mesh.world // run.mesh.pp), hidden * FLOAT_BYTES[run.dtype]
+    first = place // mesh.ep * mesh.ep
+    left, returned, by_rank = 0, 0, 0
+    for rank, row in chain.from_iterable(chain.from_iterable(calls)):
+        if first <= rank < first + mesh.ep:
+            others = [e // held + first for e in row]
+            left += sum(n != rank for n in others) if rank == place else 0
+            returned += others.count(place) if rank != place else 0
+            by_rank += len({*others} - {rank}) if rank == place else place in others
+    forms = {"all-to-all": (left + returned) * each, "by-rank": by_rank * each}
+    forms["low-latency"] = forms["all-to-all"] + left * _HEADER
+    exchanges = DISPATCH in run.inputs
+    wanted = {*forms} if mesh.ep > mesh.tp and mesh.pp == 1 else {"all-to-all"} if exchanges else set[str]()
+    yield Recount(load.stage, f"rank {run.rank}", "methods of dispatch", wanted <= {*load.sent}, True)
+    for name, again in forms.items():
+        if name in load.sent:
+            yield Recount(load.stage, f"rank {run.rank}, {name}", "bytes sent", load.sent[name], again)
 
 
 def all_load_recounts(loads: Sequence[RoutedRank], run: Workload, routing: str) -> Iterator[Recount]:
