@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -101,20 +101,22 @@ def test_numbers_in_words_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None
                 _plain_lines(found)
 
 
+SMALL_V3: Final[dict[str, Any]] = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
+    "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 128,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "vocab_size": 320,
+    "num_nextn_predict_layers": 1, "tie_word_embeddings": False, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
 def test_one_of_several_devices_holds_the_mtp_module(tmp_path: Path) -> None:
     """DeepSeek-V3 with a dense layer and one of 8 experts, each of 64 x 48, and an MTP module of such a layer.
 
     One of two devices holds both, and has no room for them where the module would have 50,000 bytes.
     """
-    config = {
-        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
-        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 128,
-        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1,
-        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "vocab_size": 320,
-        "num_nextn_predict_layers": 1, "tie_word_embeddings": False, "max_position_embeddings": 4096,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_V3))
     q, kv = 64 * 24 + 24 + 24 * 4 * (16 + 8), 64 * (128 + 8) + 128 + 128 * 4 * (16 + 16)
     attention = q + kv + 4 * 16 * 64 + 2 * 64  # with both norms of the layer
     mixture = 2 * (8 * 64 + (8 + 1) * 3 * 64 * 48) + 4 * 8  # a float32 for each expert in the router
@@ -125,6 +127,26 @@ def test_one_of_several_devices_holds_the_mtp_module(tmp_path: Path) -> None:
     for memory, verdict in (("1GB", "fits"), (main + rotary + 50_000, "does not fit")):
         found = costproof.fits(f"hf:{tmp_path}@chat,text_tokens=2", memory=memory, on="2xl4", next_token=1)
         assert (found.tried[0].weights_bytes, found.tried[0].verdict) == (main + module + rotary, verdict)
+
+
+def test_the_last_stage_holds_most_by_its_mtp_module(tmp_path: Path) -> None:
+    """Its mixture and head, with the module, are more than the dense layer and the table of the first stage."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_V3))
+    for meshes, ranks in (({"pp": 2}, (1,)), ({"pp": 2, "tp": 2}, (2, 3))):
+        mesh = "".join(f",{name}={n}" for name, n in meshes.items())
+        found = costproof.fits(f"hf:{tmp_path}@chat,text_tokens=5{mesh}", memory="1GB", next_token=1)
+        assert found.binding_ranks == ranks
+
+
+def test_stored_bytes_of_ranks_with_parts_and_buffers(tmp_path: Path) -> None:
+    """Routers of two ranks along tp: 8 x 64 of two bytes more, and the 8 float32 of their correction among buffers."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_V3 | {"num_nextn_predict_layers": 0}))
+    run: dict[str, Any] = {"text_tokens": 8, "new_tokens": 3, "batch": 4, "fsdp": 2, "tp": 2}
+    found = costproof.capture(f"hf:{tmp_path}", sources="analytic", **run).parallel
+    assert found is not None
+    amounts = {(d.what, d.metric): d.amount for d in found.duplicates if not d.stage}
+    assert amounts["routers", "stored_bytes"] == 2 * 8 * 64
+    assert amounts["buffers", "stored_bytes"] == 3 * 4 * 8  # on four ranks
 
 
 def test_a_dense_model_has_no_experts_to_share() -> None:

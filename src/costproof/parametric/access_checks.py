@@ -176,6 +176,7 @@ BY_TERMS: Final = frozenset({
 """Metrics whose copies :func:`_whole_parts` counts again, and :func:`_accesses` those of the bytes of all operands."""
 
 
+_STORED: Final = ("stored_bytes", "stored_elements", "resident_bytes")
 _COLUMNS: Final = {
     "q_proj": "o_proj", "k_proj": "o_proj", "v_proj": "o_proj", "gate_proj": "down_proj", "up_proj": "down_proj",
     "lm_head": "lm_head",
@@ -223,7 +224,9 @@ def _whole_parts(found: Parallel, workload: Workload, one: Ledger, symbols: Mapp
                 causes["norms"] += 0 if of_heads else others * cost
                 unclear |= of_heads and metric == "vector_flops"  # some add 1 to weights, which all have
             elif n.role.endswith(".router"):
-                causes["routers"] += others * cost
+                # Of ranks that store parts of parameters, buffers have a cause of their own.
+                params = n.cost("params") if mesh.fsdp > 1 and metric in _STORED else None
+                causes["routers"] += others * (cost // params * params if params else cost)
             elif apart or metric not in ("input_bytes", "output_bytes", "vector_flops"):
                 continue
             elif leaf.isdecimal():  # a layer, which adds twice to the hidden states

@@ -445,7 +445,8 @@ def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recoun
     worst = any(of.verdict == "does not fit" for of in every.values())
     yield Recount("memory", "some rank does not fit", "verdict", found.verdict == "does not fit", worst)
     if found.binding_ranks and not found.workload.past:
-        sums = {rank: (of.weights_bytes or 0) + (of.cache_bytes or 0) for rank, of in every.items()}
+        held_by = {rank: (of.weights_bytes or 0) + of.next_token_bytes for rank, of in every.items()}
+        sums = {rank: held_by[rank] + (of.cache_bytes or 0) for rank, of in every.items()}
         yield from binding(sums, found.binding_ranks)
 
 

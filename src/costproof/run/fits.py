@@ -482,7 +482,7 @@ def _binding_ranks(target: Target | None, workload: Workload, further: Parallel 
         weights = row.stages[""]["weight_bytes"]
         cache = sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
         for rank in row.ranks:
-            more = (m.stages[""]["weight_bytes"] for m in further.ranks if rank in m.ranks) if further else ()
+            more = (m.stages[""]["resident_bytes"] for m in further.ranks if rank in m.ranks) if further else ()
             held.setdefault(weights + cache + sum(more), []).append(rank)
     found = tuple(sorted(held[max(held)]))
     check_recounts(binding({rank: size for size, ranks in held.items() for rank in ranks}, found))
