@@ -125,7 +125,7 @@ def test_a_minimum_of_sizes_is_said_and_derived() -> None:
                     found.append(part.name)
                     assert {"min", "max"} & {*re.findall(r"[a-z]+", (ast.get_docstring(part) or "").lower())}, part.name
     assert found == [
-        "AllGather", "ExchangedPairs", "Embedding", "_ExpertWeights", "ClampedExperts", "LatentBlock", "RingAttention",
+        "AllGather", "ExchangedPairs", "Embedding", "_ExpertWeights", "LatentBlock", "RingAttention",
         "RelativePosition",
     ]  # fmt: skip
     assert all("min(experts, rows)" in (inspect.getdoc(layer) or "") for layer in (Experts, LoopedExperts))

@@ -471,7 +471,7 @@ class _Copies:
 
     def _of_rank(self, of: _RankKind, stage: str, metric: str) -> Iterator[tuple[str, str, int | Fraction]]:
         """Yield (role, cause, amount) of what one rank reads, writes and computes for exchanges."""
-        costs, run = of.costs, of.run
+        costs, run = of.by_role, of.run
         mesh, item, calls = run.mesh, FLOAT_BYTES[run.dtype], self._calls(stage)
         symbols = self.info.symbols
         length = run.own_tokens if stage == "prefill" else calls
@@ -546,7 +546,7 @@ class _Copies:
     def _of_experts(self, of: _RankKind, stage: str, tokens: int) -> Iterator[tuple[str, str, int | Fraction]]:
         """Yield (role, cause, amount) of rows that experts of a rank get, overwrite and return."""
         run, symbols, item = of.run, self.info.symbols, FLOAT_BYTES[of.run.dtype]
-        layers = of.costs.get((stage, _MIXTURE, "calls"), 0) // max(1, self._calls(stage))
+        layers = of.by_role.get((stage, _MIXTURE, "calls"), 0) // max(1, self._calls(stage))
         if not layers:
             return
         hidden, inner, top_k = symbols["text_hidden"], symbols["text_moe"], symbols["text_topk"]
@@ -748,7 +748,7 @@ class _Copies:
 class _RankKind:
     """Ranks of a mesh with equal costs and exchanges."""
 
-    costs: RoleCosts
+    by_role: RoleCosts
     run: Workload
     """The run, with the first of them as the counted rank."""
     times: int
@@ -787,7 +787,7 @@ class _OnMesh:
                     payloads.setdefault(stage, {})[module, kind] = cost
             own = replace(run, inputs={**run.inputs, RANK: same[0]})
             kinds.append(_RankKind(costs, own, len(same), key[-1], payloads))
-        return cls(tuple(kinds), _by_metric([(of.costs, of.times) for of in kinds]))
+        return cls(tuple(kinds), _by_metric([(of.by_role, of.times) for of in kinds]))
 
 
 def _by_metric(ranks: Iterable[tuple[RoleCosts, int]]) -> dict[tuple[str, str], Counter[str]]:

@@ -269,7 +269,7 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
 
 def _live(stage: StageMemory) -> str:
     """Return the live peak of a stage; of one inside the graph of another stage, that is in the other's."""
-    return "in another stage's" if stage.live_bytes is None else exact(stage.live_bytes)
+    return exact(stage.live_bytes) if stage.live_bytes is not None else "in another stage's"
 
 
 def _plain_lines(found: Fits) -> tuple[str, ...]:
