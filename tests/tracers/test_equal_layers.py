@@ -221,6 +221,7 @@ COMPOSED: Final = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_step_without_costs_in_symbols_is_exported_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fourth step of a compressor does more, which has no closed sum: in 3 layers, and so in 5 of 11."""
     exports: list[tuple[str, int, bool]] = []
