@@ -75,7 +75,7 @@ class ExpertMixture:
     sliced: Size | None = None
     """Number of tokens in the rank's slice; ``None`` if all slices are equal."""
     touched: Size | None = None
-    """Number of experts that a call reads if it exchanges pairs; ``None``: as many as its rows may choose."""
+    """Number of experts whose weights a call reads, if the pairs that arrive give it; ``None``: min(experts, rows)."""
     looped: bool = False
     """Whether each expert is a module, run in a loop; otherwise one kernel runs all of them on stacked weights."""
 

@@ -1,4 +1,4 @@
-"""Cost formulas of convolutions, of patch and interpolated position embeddings, and of rotary embedding by two axes."""
+"""Cost formulas of the layers around an image encoder: convolutions, patch and position embeddings, 2-D rotary."""
 
 from __future__ import annotations
 

@@ -248,9 +248,14 @@ def _read_share(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) 
 
 @lru_cache(maxsize=8192)
 def _of_read(read: str, less: sympy.Expr, of: sympy.Expr) -> str:
-    """Return the bytes that all calls save: ``less`` per read of the weights, times the number of reads.
+    """Return the bytes that reading quantised weights saves in all calls, as an expression.
 
-    Of unequal steps both are means.
+    The number of reads is ``read / of``, and each saves ``less``. If decode steps differ, both are means over steps.
+
+    Args:
+        read: unquantised bytes of weights that all calls read.
+        less: bytes by which the quantised weights are smaller.
+        of: unquantised bytes of one read.
     """
     less, of = (size.xreplace({OF_EACH: 1 / STEPS}) for size in (less, of))
     return text(sympy.expand(sympy.cancel(parse(read) / of) * less))
@@ -430,7 +435,7 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
 
 
 def _is_part(storage: Storage) -> bool:
-    """Return whether matrices are those of a rank that has parts of them.
+    """Return whether the rank stores a part of each split matrix (``tp`` above 1), rather than whole matrices.
 
     Branches: on the number of ranks, of which one has whole matrices.
     """

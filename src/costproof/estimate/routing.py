@@ -698,7 +698,7 @@ PROMPT: Final = "prefill"
 
 
 def routed_call(workload: Workload, stage: str) -> RoutedCall:
-    """Return the tokens of all ranks of a pipeline stage in a call of the prefill or of a decode step."""
+    """Return how many tokens each rank of a pipeline stage has in the prefill, or in one decode step."""
     mesh, prompt = workload.mesh, stage == PROMPT
     length = workload.text_tokens if prompt else 1
     tokens = tuple(length * own_batch(workload.batch, mesh, rank) for rank in range(mesh.world // mesh.pp))

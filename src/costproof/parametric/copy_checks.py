@@ -754,7 +754,7 @@ class _RankKind:
     times: int
     """Number of the ranks."""
     sequences: int
-    """Sequences of all batches that share the experts of one of them; its own if batches share none."""
+    """Number of sequences whose tokens reach the experts of such a rank: of its ``ep`` group, or of its own batch."""
     payloads: Mapping[str, Mapping[tuple[str, str], int]]
     """Payloads of collectives by stage, then by (role, kind)."""
 

@@ -260,16 +260,17 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
         []
         if len(found.stages) == 1
         else [
-            (s.id, exact(s.cache_bytes), exact(s.activations_bytes) if found.live_bytes is None else _live(s))
+            (s.id, exact(s.cache_bytes), exact(s.activations_bytes) if found.live_bytes is None else _live(found, s))
             + (() if found.peak_bytes is None else (exact(s.peak_bytes), exact(s.peaks_bytes)))
             for s in found.stages
         ]
     )
 
 
-def _live(stage: StageMemory) -> str:
-    """Return the live peak of a stage; of one inside the graph of another stage, that is in the other's."""
-    return exact(stage.live_bytes) if stage.live_bytes is not None else "in another stage's"
+def _live(found: Fits, stage: StageMemory) -> str:
+    """Return the live peak of a stage; one that runs inside the graph of another stage is part of the other's."""
+    own = stage.live_bytes is not None or found.live_source == "formula"
+    return exact(stage.live_bytes) if own else "in another stage's"
 
 
 def _plain_lines(found: Fits) -> tuple[str, ...]:

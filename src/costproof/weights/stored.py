@@ -249,7 +249,12 @@ class Stored:
         return scheme
 
     def names_of_none(self, paths: Iterable[str], classes: Collection[str]) -> list[str]:
-        """Return the names in the quantisation settings that match no module: :func:`.scheme.names_of_none`."""
+        """Return the names in the quantisation settings that match nothing in the model and have no effect.
+
+        Args:
+            paths: paths of modules and names of tensors, as in :func:`.scheme.names_of_none`.
+            classes: names of the classes of modules.
+        """
         found = json.loads(self.described) if self.described else {}
         return names_of_none(found, found.get("beside", {}), paths, classes)
 

@@ -273,7 +273,7 @@ class Shards:
     mixtures: int = 0
     """Number of the model's layers with routed experts."""
     own_mixtures: range = range(0)
-    """Indices of those in the rank's pipeline stage."""
+    """Which of these layers the rank's pipeline stage has, numbered from 0 among them."""
     biased_experts: bool = False
     """Whether experts have biases, see :class:`~costproof.analytic.experts.ClampedExperts`."""
     gathered_weights: bool = False
@@ -344,7 +344,10 @@ class Shards:
 
     @property
     def sliced(self) -> Size | None:
-        """Return the tokens of which the rank sends the pairs; ``None`` if all slices are equal."""
+        """Return the number of tokens in the slice whose (token, expert) pairs the rank sends.
+
+        ``None`` if ``tp`` divides the tokens, so that all slices have tokens / tp.
+        """
         return sym("slice_tokens") if self.pads_slices else None
 
     @property

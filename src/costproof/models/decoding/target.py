@@ -425,7 +425,7 @@ class CausalTarget(NativeOnRanks[C]):
         return tuple(jobs) if of_one and not shared else exports.of_rank(jobs, workload, shared)
 
     def _steps_differ(self, workload: Workload) -> bool:
-        """Return whether decode steps exchange unequal numbers of pairs, so that none stands for all."""
+        """Return whether decode steps exchange unequal numbers of pairs: then each has a graph of its own."""
         return DISPATCH in workload.inputs and self.shares(workload).steps_differ
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:

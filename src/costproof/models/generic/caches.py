@@ -332,7 +332,10 @@ class OwnCache(Decoder):
         return cache
 
     def _as_left(self, model: nn.Module, cache: Any, context: int) -> Iterator[Recount]:
-        """Yield checks that layers with chunks are as a real prefill leaves them, keys, values and position."""
+        """Yield checks that a rebuilt cache of chunked attention equals the one that a prefill leaves.
+
+        Position and number of elements of each such layer are compared.
+        """
         left = prefilled(model, "past_key_values", 1, context) if self.chunk and context else None
         for i, (own, there) in enumerate(zip(cache.layers, attribute(left, "layers", ()), strict=False)):
             if self.layers[i].chunked:

@@ -125,7 +125,7 @@ P = ParamSpec("P")
 
 
 class _Memoized(Generic[P, T]):
-    """Function of a model factory, dtype and attention kind whose last results are kept, by these arguments.
+    """Memoized function of a model factory, a dtype and an attention implementation.
 
     Eight are kept, since a count asks for the whole model and two truncated ones in turn; of live modules four, since
     each keeps a module in memory.
